@@ -86,10 +86,10 @@ def run(
     """Run a broker until SIGTERM or SIGINT arrives; print one line as soon as the broker serves clients. Return the
     process's exit code.
 
-    On SIGHUP the broker reads its configuration files again. To stop, the broker first unregisters from ZooKeeper. Then
-    it continues to serve clients for the number of milliseconds that zkSyncTimeMs in server.ini gives, so that the
-    clients have time to connect to other brokers. A second SIGTERM or SIGINT ends this waiting time at once. This
-    function must be called by the main thread.
+    On SIGHUP the broker reads its configuration files again. To stop, the broker first unregisters from ZooKeeper.
+    Clients then need time to connect to other brokers; so the broker continues to serve them for as many milliseconds
+    as zkSyncTimeMs in server.ini says. A second SIGTERM or SIGINT ends this waiting time at once. This function must be
+    called by the main thread.
 
     filters_path: the file that maps Java's filter classes to Python callables; by default filters.ini in the directory
     of server.ini. plugins: the -F options of metaq 1.x, plugin name -> properties file (replication/plugins.py).
@@ -521,7 +521,7 @@ def _log_failed_reload(failure: Failure) -> None:
 
 def _raise_descriptor_limit() -> int:
     """Raise this process's limit of descriptors to the system's maximum. Return how many descriptors connections may
-    use: half of the limit is reserved for the files of the store, and a few more descriptors for other uses.
+    use. The other descriptors are reserved: half of the limit for the files of the store, and a few for other uses.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:

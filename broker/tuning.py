@@ -10,8 +10,8 @@ from __future__ import annotations
 # --- connections: `pipelined-128`, `produce-128`, and `latency` ------------------------------------------------------
 
 TURN_SECONDS = 0.005
-"""After the broker has served requests of one connection for this many seconds, it serves the other connections
-first.
+"""After the broker has served requests of one connection for this many seconds, it serves the other connections before
+it continues with this one.
 """
 
 ITERATION_SECONDS = 0.01
@@ -20,8 +20,9 @@ incoming data may take as many seconds in addition.
 """
 
 COUNTED_SECONDS = 0.001
-"""Work on incoming data counts towards the time limit of an iteration only if it takes longer than this many seconds.
-Shorter work is not counted, because counting needs an additional iteration of the reactor.
+"""An iteration of the reactor gets a time limit (ITERATION_SECONDS) for incoming data only after the work on one
+connection's data has taken at least this many seconds. Shorter work sets no limit, because a limit needs an additional
+iteration of the reactor.
 """
 
 KEEPALIVE_SECONDS = 15
@@ -37,8 +38,9 @@ which takes 22 µs each, one iteration takes 11 ms.
 """
 
 FEW_BUSY = 2
-"""A busy connection is served as soon as its data arrive if fewer than this many busy connections wait for their turns.
-Otherwise it must wait for a turn, too. A connection is busy if it has lately had work for more than one turn.
+"""A busy connection is served as soon as its data arrive if the reactor's iteration has time left and fewer than this
+many turns of busy connections are waiting. Otherwise the connection must wait for a turn, too. A connection is busy if
+it has lately had work for more than one turn.
 """
 
 BUSY_READS = 8
@@ -61,15 +63,15 @@ several steps, and takes 3 MB if it lists 10,000 groups.
 """
 
 WRITE_BYTES = 64 << 10
-"""Answers to a connection are collected, and written to the transport when they have this many bytes together. If fewer
-bytes are collected when they are written, the answers are first joined into one buffer.
+"""Answers to a connection are collected, and written to the transport when they have this many bytes together. If the
+collected answers must be written before they have so many bytes, they are first joined into one buffer.
 """
 
 READ_REQUESTS = 512
 """Maximum number of requests from one read of a connection that are decoded and served before other connections have
 their turn; so many requests take some milliseconds. If the requests are frames other than SENDs, the limit is a quarter
-of this number. A single read may bring 50,000 requests. With half this number, sends would cost 5 % more, because the
-messages of one turn are appended together, and there would be twice as many turns.
+of this number. A single read may bring 50,000 requests. The messages of one turn are appended together. With half this
+number there would be twice as many turns, and sends would cost 5 % more.
 """
 
 HTTP_READ_BYTES = 8 << 10
@@ -88,10 +90,10 @@ SMALL_READ_BYTES.
 """
 
 RECEIVE_BYTES = 4 << 20
-"""Size in bytes of the receive buffer of a socket whose client sends much at once. The kernel counts a kibibyte of the
-buffer for each small request, but when it enlarges a buffer by itself, it considers only the requests' bytes. So
-thousands of small requests would not fit into the buffer that the kernel chooses, and each request costs more if fewer
-requests are read together.
+"""Size in bytes of the receive buffer of a socket whose client sends much at once. Each small request takes a kibibyte
+of the buffer, but when the kernel itself chooses the size of a buffer, it counts only the bytes of the requests. Then
+thousands of small requests do not fit into the buffer; so fewer requests are read together, and each request costs
+more.
 """
 
 RECEIVES_MUCH_BYTES = 16 * 1024
@@ -125,8 +127,8 @@ STATS_LINES = 64
 
 RUN_LEAST_COST = 100
 """A run is many puts that came together. Its puts are stored in one step, instead of one by one, if the cost of the run
-is at least this number. The cost is 1 for each put plus RUN_PARTITION_COST for each partition. Storing a run in one
-step takes 80 µs, but saves 1 µs for each put and 4 µs for each partition.
+is at least this number. The cost is 1 for each put plus RUN_PARTITION_COST for each partition. To store a run in one
+step takes 80 µs in addition, but saves 1 µs for each put and 4 µs for each partition.
 """
 
 RUN_PARTITION_COST = 4
@@ -207,8 +209,8 @@ forgets the least recently used pairs of all addresses together.
 """
 
 REPEAT_LATE_SECONDS = 15 * 60.0
-"""A repeated send states how long ago its producer first sent it. The broker assumes that at most this many seconds
-passed on the network in addition, because TCP gives up a transmission that takes longer.
+"""A repeated send states how long ago its producer first sent it. The broker assumes that the repeated send was on its
+way to the broker for at most this many seconds, because TCP gives up a transmission that takes longer.
 """
 
 SEQUENCES_SWEPT = 1 << 9
@@ -254,13 +256,13 @@ of the disk takes about the same time.
 """
 
 DELAYED_RETRY_SECONDS = (0.1, 5.0)
-"""If a partition has not accepted delayed messages, the broker tries again after the first of these pauses, in seconds.
-Each further pause is twice as long as the one before, up to the second value.
+"""If a partition has not accepted delayed messages that are due, the broker tries again after the first of these
+pauses, in seconds. Each further pause is twice as long as the one before, up to the second value.
 """
 
 DELAYED_JOINED_BYTES = 1 << 16
-"""Delayed messages that have at most this many bytes together are copied into one buffer, so that Python's garbage
-collector has fewer objects to examine.
+"""If the delayed messages of one send have at most this many bytes together, the broker copies them into one buffer. So
+Python's garbage collector has fewer objects to examine.
 """
 
 DELAYED_SLICE_RECORDS = 1 << 10
@@ -295,8 +297,8 @@ DELAYED_CLEANING_PAUSE_SECONDS = 0.005
 """Pause in seconds between two steps in which waiting delayed messages are written again (DELAYED_CLEANED_BYTES)."""
 
 DELAYED_CANCELLED = 1 << 14
-"""Number of cancelled messages that the broker remembers, so that a repeated cancellation gets the same answer as the
-first cancellation.
+"""Number of cancelled messages that are remembered for each log of delayed messages, so that a repeated cancellation
+gets the same answer as the first cancellation.
 """
 
 DELAYED_LOOKED_AT = 1 << 14
@@ -329,10 +331,10 @@ after this many seconds.
 """
 
 HALVES_SILENT_SECONDS = 10.0
-"""If a producer has not asked the broker for checks for this many seconds, the producer counts as gone. From then on,
-other producers of its group are asked about its half messages. When a node begins to lead, it counts the seconds from
-that moment for all producers, as if all had just asked. A producer that lives asks again after `CHECK_WAIT_SECONDS`
-(client/producer/tuning.py).
+"""A producer regularly asks the broker which half messages it shall check. If it has not asked for this many seconds,
+it counts as gone. From then on, other producers of its group are asked about its half messages. When a node begins to
+lead, it counts the seconds from that moment for all producers, as if all had just asked. A producer that lives asks
+again after `CHECK_WAIT_SECONDS` (client/producer/tuning.py).
 """
 
 HALVES_STEP_SECONDS = 2.0
@@ -344,8 +346,8 @@ make a producer count as gone.
 
 HALVES_TURN_RECORDS = 256
 """Maximum number of half messages whose first check is due that are handled before other requests are served. Handling
-them takes some 4 ms if each message belongs to a different group. Answering producers that ask for checks may take as
-long in addition, before other requests are served.
+them takes some 4 ms if each message belongs to a different group. In addition, answers to producers that ask for checks
+may take the same time before other requests are served.
 """
 
 HALVES_TURN_BYTES = 1 << 20
@@ -374,8 +376,8 @@ wait for one message.
 """
 
 PULL_SCAN_BYTES = 64 << 20
-"""Maximum number of bytes of records that one step of a filtered pull examines. The step reads only the index units of
-the records.
+"""Maximum number of bytes of records that one step of a pull with a filter by tags examines. To find the records with
+these tags, the step reads only index units.
 """
 
 PULL_SCAN_RECORDS = 1 << 16
@@ -419,8 +421,8 @@ duration of at most one slice of work.
 """
 
 WHERE_GATHER_SECONDS = 0.02
-"""If a filtered pull has found a matching message and more messages can be examined, the broker examines them for at
-most this many seconds before it answers, so that the answer has more matching messages.
+"""After a filtered pull has found its first matching message, the broker examines further messages for at most this
+many seconds before it answers, so that the answer has more matching messages.
 """
 
 WHERE_GAP_BYTES = 16 << 10
@@ -438,8 +440,8 @@ client more than it saves.
 """
 
 SPAN_BYTES = 1 << 20
-"""Records are read from a log together, with one read, if the range from the first to the last has at most this many
-bytes.
+"""The records for one answer are read from a log with one read if the range from the first to the last of them has at
+most this many bytes.
 """
 
 SEARCH_LOGS_PER_STEP = 64
@@ -467,16 +469,17 @@ MIN_COLD_WINDOW_BYTES = 512 << 10
 """The smallest window: each cold reader may always fetch this many bytes ahead."""
 
 LOOK_UP_MAX_LOADS = 3
-"""Maximum number of times that one lookup has the same range of an index loaded into the page cache in the background.
-If the range is still not there when the lookup needs it, the lookup reads it directly from the disk.
+"""A lookup lets missing ranges of an index be loaded into the page cache in the background. If the same range was
+loaded more often than this for one lookup, because it leaves the page cache again and again, the lookup reads directly
+from the disk.
 """
 
 PACE_MIN_BYTES_PER_SECOND = 32 << 20
 """The minimum rate, in bytes per second, at which all cold readers together may always read."""
 
 PACE_WRITTEN_FACTOR = 1.0
-"""All cold readers together may also always read at this multiple of the rate of writes to the broker, so that they do
-not fall further behind the writers.
+"""In any period, all cold readers together may always read this many times the bytes that are written to the broker in
+the period, so that they do not fall further behind the writers.
 """
 
 PACE_MAX_LATENESS_SECONDS = 0.001
@@ -511,10 +514,12 @@ was exceeded.
 """
 
 PACE_BURST_SECONDS = 0.01
-"""Cold readers may read at once as many bytes as the rate allows in this many seconds."""
+"""All cold readers together may read at once, without a pause, as many bytes as the rate allows in this many
+seconds.
+"""
 
 PACE_MIN_BURST_BYTES = 1 << 20
-"""Number of bytes that cold readers may always read at once, however low the rate is."""
+"""Number of bytes that all cold readers together may always read at once, however low the rate is."""
 
 # --- memory: `python -m bench`, the broker's memory at `partitions-10240`; `consume` for large answers ----------------
 
@@ -541,8 +546,8 @@ or that were released and are not leased again yet. So many held messages take s
 """
 
 SHARED_MAX_AHEAD = 1_000_000
-"""To find urgent messages, a shared group examines messages after the held ones before they are leased. This is the
-maximum number of such messages; each takes 12 bytes of memory.
+"""To find urgent messages, a shared group examines messages behind the held ones ahead of their lease. This is the
+maximum number of messages of one partition that are examined ahead; each takes 12 bytes of memory.
 """
 
 SHARED_MAX_AHEAD_ORDERED = 100_000
@@ -551,8 +556,8 @@ all keys differ, otherwise 110 bytes.
 """
 
 SHARED_AHEAD_BYTES = 1 << 30
-"""Maximum number of bytes of messages that are examined ahead. To find a few urgent messages, it is not worth reading
-more.
+"""Maximum number of bytes of the messages of one partition that a shared group examines ahead. To find a few urgent
+messages, it is not worth reading more.
 """
 
 SHARED_SCARCE = 64
@@ -561,8 +566,9 @@ time, and examines at most this many ahead.
 """
 
 SHARED_MAX_RANGES = 100_000
-"""Maximum number of separate ranges of acknowledged messages in a partition. If there are more ranges, the oldest
-messages are leased first, regardless of their priority, because acknowledging these messages joins the ranges.
+"""The messages of a partition that a shared group has acknowledged form ranges; this is the maximum number of such
+ranges. If there are more, the oldest messages are leased first, regardless of their priority, because the
+acknowledgements of these messages join the ranges.
 """
 
 SHARED_SCAN_BYTES = 1 << 20

@@ -19,9 +19,8 @@ from .servers.local_zookeeper import STANDALONE_DIRECTORY, ZooKeeperProcess
 __all__ = ["MIN_JAVA", "QUICK_JVM_OPTIONS", "EmbeddedZooKeeper", "find_jars", "find_java", "server_jars"]
 
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-"""The Java class that runs the server. If the configuration names no other servers, the class runs a single server
-without an ensemble. The class ZooKeeperServerMain could run a single server, too, but unlike QuorumPeerMain it does not
-delete old transaction logs.
+"""The Java class that runs the server. If the configuration names no other servers, this class runs a single server.
+The class ZooKeeperServerMain could do the same, but it does not delete old transaction logs.
 """
 
 _JARS = (
@@ -164,8 +163,8 @@ def find_java(environment: Mapping[str, str] | None = None) -> str:
 
 
 def _java_version(java: str) -> int:
-    """Return the major version of the java program, 0 if unknown. If possible, read the version from Java's `release`
-    file, because then no JVM must be started to ask it for its version.
+    """Return the major version of the java program, 0 if unknown. If possible, read it from Java's `release` file,
+    which is faster than starting a JVM.
     """
     release = Path(os.path.realpath(java)).parent.parent / "release"
     said = release.read_text("utf-8").partition("JAVA_VERSION=")[2] if release.is_file() else ""

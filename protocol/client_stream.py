@@ -112,10 +112,10 @@ class ClientStream(Generic[R]):
     from the left. `receive`, `expire` and `outcomes` may be used by one thread at a time; any thread may call `end`.
     half_check_seconds: seconds from the arrival of a half message to its first check, when the broker first asks a
     producer for the outcome. The number applies to half messages that do not set a time of their own.
-    half_check_seconds is None if the broker is an older one that does not report the number; such a broker asks any
-    producer of the group. torn: whether an exception has interrupted `receive`. After such an exception it is unknown
-    where the next answer begins, so the driver must close the connection. The answers that were complete before the
-    exception are in `outcomes`; their requests may be in `pending`, too.
+    half_check_seconds is None if the broker is an older one that does not report the number; such a broker asks the
+    producers of the group in any order. torn: whether an exception has interrupted `receive`. After such an exception
+    it is unknown where the next answer begins, so the driver must close the connection. The answers that were complete
+    before the exception are in `outcomes`; their requests may be in `pending`, too.
     """
 
     def __init__(self, peer: str, peer_version: str = "", *, text: bool = False) -> None:
@@ -151,17 +151,17 @@ class ClientStream(Generic[R]):
 
     @property
     def wanted_bytes(self) -> int | None:
-        """The number of bytes that the driver should receive next. If the driver receives exactly this many bytes each
-        time, this class never has to join received pieces by copying them, and `begun` can be used. The value is None
-        if the connection uses the text protocol; then the driver may receive any number of bytes.
+        """The number of bytes that the driver should receive next. If the driver passes exactly this many bytes to each
+        call of `receive`, the class need not copy received pieces to join them, and the driver can use `begun`. The
+        value is None if the connection uses the text protocol; then the driver may receive any number of bytes.
         """
         return None if self._frames is None else self._frames.wanted_bytes
 
     @property
     def begun(self) -> tuple[R, Frame] | None:
-        """The request whose answer has arrived except for the answer's body, and this answer as a frame with an empty
-        body. The value is None if there is no such request, or if the driver has not received exactly `wanted_bytes`
-        each time.
+        """If the header of an answer has arrived, but not its body: the request of this answer, and the answer as a
+        frame with an empty body. The value is None in all other cases, and also if the driver has not received exactly
+        `wanted_bytes` each time.
         """
         frame = None if self._frames is None else self._frames.begun
         request = None if frame is None else self.pending.get(frame.opaque)
@@ -202,8 +202,8 @@ class ClientStream(Generic[R]):
 
 
 def _half_check_seconds(marks: list[str]) -> float | None:
-    """Return the seconds from the arrival of a half message to its first check. The broker states them in one of the
-    words of its answer to `version`. Return None if none of the words states them. marks: the words of the answer.
+    """Return the seconds from the arrival of a half message to its first check, which a word in the broker's answer to
+    `version` states (HALF_CHECK_MARK). Return None if there is no such word. marks: the words of the answer.
     """
     for mark in marks:
         digits = mark.removeprefix(HALF_CHECK_MARK)

@@ -132,8 +132,8 @@ def unpacked_body(body: bytes, flag: int) -> tuple[int, bytes]:
 
 
 def unpacked_if_fitting(body: bytes, flag: int) -> tuple[int, bytes]:
-    """Like `unpacked_body`, but return the record unchanged if its decompressed body would exceed MAX_BODY_BYTES,
-    because such a body cannot be sent. Raises PayloadUnreadable.
+    """Like `unpacked_body`, but return the flag and the body unchanged if the new body would be larger than
+    MAX_BODY_BYTES, because so large a body cannot be sent. Raises PayloadUnreadable.
     """
     if flag & COMPRESSED_FLAG:
         start = payload_start(body, flag)

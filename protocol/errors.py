@@ -106,8 +106,8 @@ class MetaqError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle the error with its attributes, because `multiprocessing` and Spark pass errors from one process to
-        another in this way. The method that Exception defines would make the unpickled error by calling the class with
-        only the error text, and few of these classes accept that.
+        another in this way. Exception's own method would unpickle an error by calling its class with only the error
+        text, which few of these classes accept.
         """
         return _restored, (type(self), self.args), self.__dict__
 
@@ -274,7 +274,7 @@ class CompressionNotAccepted(StoreError):
 
 
 class WrongPartition(StoreError):
-    """The partition number is outside the topic's configured count."""
+    """The partition's number is not lower than the topic's configured number of partitions."""
 
     refresh_view = True
 
@@ -420,7 +420,7 @@ class DelayRefused(StoreError):
 
 
 class HalfRefused(DelayRefused):
-    """The producers that share one connection ask the broker for half messages of too many producer groups."""
+    """Producers of too many producer groups ask the broker for half messages (CHECK_HALVES) on one connection."""
 
 
 class StaleSequence(StoreError):
@@ -462,8 +462,8 @@ class DirectoryInUse(StoreError):
 
 
 class FilterUnavailable(MetaqError):
-    """A consumer group's messages are to be filtered by a Java class that the configuration names, but the broker has
-    no Python callable that replaces this class.
+    """The configuration says that a Java class filters the messages for a consumer group, but the broker has no Python
+    callable that replaces this class.
 
     The request can be sent again later, because an operator can name a callable while the broker runs.
     """
@@ -569,7 +569,7 @@ class SlaveDisconnected(ReplicationError):
 
 class SyncFailed(ReplicationError):
     """A message is stored on only one of the two brokers of a synchronous replication. If the producer sends the
-    message again, the broker that has it stores it twice.
+    message again, the broker that already has the message stores it a second time.
     """
 
     def __init__(self, role: str, url: str, topic: str, partition: int) -> None:
@@ -596,8 +596,8 @@ class CoordinationUnavailable(CoordinationError):
 
 
 class SessionLost(CoordinationError):
-    """The ZooKeeper session has ended. ZooKeeper has removed the session's ephemeral znodes. For example, if the
-    removed znodes recorded this process as the owner of partitions, the process no longer owns them.
+    """The ZooKeeper session has ended. ZooKeeper has removed the session's ephemeral znodes. For example, the process
+    no longer owns the partitions whose owner znodes were among them.
     """
 
     retriable = True
@@ -805,8 +805,9 @@ class TransactionLost(ClientError):
 
 
 class CommitIncomplete(ClientError):
-    """A transaction is committed, but a partition could not store its messages. The missing messages appear when the
-    broker is restarted. Do not repeat the transaction, because messages would then be stored twice.
+    """A transaction is committed, but a partition could not store its part of the transaction's messages. Consumers see
+    these messages after a restart of the broker. Do not repeat the transaction, because messages would then be stored
+    twice.
     """
 
 

@@ -106,8 +106,8 @@ GroupField = Annotated[str, Field("group", check_group)]
 AnyGroupField = Annotated[str, Field("group", _read_any_group, missing="", left_out=True)]
 """The group to which the request refers; "" means all groups."""
 LabelField = Annotated[str, Field("group", lru_cache(1024)(check_label))]
-"""The name of a group in a request for which the broker creates nothing under this name. So the name need not follow
-1.x's rules for group names. "" means that the request names no group.
+"""The name of a group in a request such as PULL. The broker creates nothing under this name when it serves the request,
+so the name need not follow 1.x's rules for group names. "" means that the request names no group.
 """
 PartitionField = Annotated[int, number("partition", 0, INT32_MAX)]
 

@@ -28,8 +28,9 @@ _TIMES = tuple(name.encode() for name in (DUE_PROPERTY, DELAY_PROPERTY, HALF_PRO
 
 
 def meant_of(flag: int, body: Buffer) -> int:
-    """Return DELAYED_FLAG, COMPRESSED_FLAG, both or 0: each of the two bits is in the result if it is set in `flag` and
-    the record's content fits it, for example a due time for DELAYED_FLAG.
+    """Return those of the bits DELAYED_FLAG and COMPRESSED_FLAG that are set in `flag` and that the record's content
+    fits. DELAYED_FLAG fits a record with a due time, a delay or the property of half messages; COMPRESSED_FLAG fits a
+    payload that begins like a Zstandard frame.
     """
     meant = 0
     if flag & DELAYED_FLAG and flag & _LIST == _LIST:

@@ -150,8 +150,8 @@ def parse_frame(data: Buffer, position: int, length: int) -> Frame:
 
 
 def parse_frame_parts(prefix: bytes, header: bytes, body: bytes) -> Frame:
-    """Like `parse_frame`, for a frame whose prefix, header and body were received separately, so that the caller need
-    not join them.
+    """Like `parse_frame`, but take the prefix, the header and the body of the frame as three objects, so that a caller
+    that has received them separately need not join them.
     """
     return _decode(header, memoryview(body))
 
@@ -161,8 +161,8 @@ def _header_bytes(data: Buffer, position: int) -> int:
 
 
 def _check_large(header_json: bytes) -> None:
-    """Raise RemoteProtocolError if a large header would be slow to decode, because it has many values instead of a few
-    long texts.
+    """Raise RemoteProtocolError if a header of more than PLAIN_HEADER_BYTES has many small values, which would be slow
+    to decode, instead of a few long texts.
 
     Decoding a million small values takes a hundred times as long as decoding one long value with the same total length.
     """

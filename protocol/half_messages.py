@@ -169,8 +169,8 @@ def _said(attribute: bytes) -> HalfTerms:
 
 
 _said_before = lru_cache(1024)(_said)
-"""Like `_said`, with a cache. The cache saves time because the attributes of many half messages are equal. The cache is
-not used for long attributes, because they contain keys or users' properties and rarely repeat.
+"""Like `_said`, with a cache. The cache saves time because the attributes of many half messages are equal. For long
+attributes the cache is not used: they contain keys or users' properties, so two of them are rarely equal.
 """
 
 
@@ -283,8 +283,9 @@ class CheckHalvesRequest(ExtFields):
     that this producer has finished its work on the half messages in the previous answer.
 
     topics: the names of one or more topics; only half messages of these topics are returned. On the wire the names are
-    separated by blanks. None, which older producers send, means all topics. producer: the name of the asking producer,
-    which its half messages contain in `metaq.half-producer`; "" if it has no name.
+    separated by blanks. If the field is missing, as in the requests of older producers, the value is None, which means
+    all topics. producer: the name of the asking producer, which its half messages contain in `metaq.half-producer`; ""
+    if it has no name.
     """
 
     group: GroupField

@@ -87,7 +87,7 @@ not accept SEND_MANY.
 
 SEQUENCES_MARK = "sequences/1"
 """A broker whose `version` answer contains this word stores a send with a producer's sequence number only once, even if
-the send is repeated (sends.py). Java brokers, older metaq brokers, and brokers on either side of 1.x's synchronous
+the send is repeated (sends.py). Java brokers, older metaq brokers, and the masters and slaves of 1.x's synchronous
 replication store a repeated send a second time.
 """
 
@@ -99,10 +99,10 @@ HALVES_MARK = "halves/1"
 (half_messages.py)."""
 
 HALF_CHECK_MARK = "half-check/"
-"""Prefix of a word in the `version` answer. If a broker's answer contains such a word, the broker first asks the
-producer that sent a half message for its outcome, and asks other producers only after that (half_messages.py). After
-the prefix, the word has a decimal number: the milliseconds from the arrival of a half message to its first check. The
-number applies to half messages that set no number of their own.
+"""A broker whose `version` answer contains a word with this prefix first asks the producer that sent a half message for
+its outcome, and asks other producers only after that (half_messages.py). After the prefix, the word has a decimal
+number: the milliseconds from the arrival of a half message to its first check. The number applies to half messages that
+set no number of their own.
 """
 
 HALF_GRACE_SECONDS = 3.0
@@ -143,7 +143,7 @@ WHERE_MARK = "where/1"
 """A broker whose `version` answer contains this word filters a pull by content (docs/filters.md)."""
 SHARED_MARK = "shared/1"
 """A broker whose `version` answer contains this word leases messages to shared consumers (shared.py). Java brokers,
-older metaq brokers, and brokers on either side of 1.x's replication do not lease messages.
+older metaq brokers, and the masters and slaves of 1.x's replication do not lease messages.
 """
 
 MAX_LINE_BYTES = 64 * 1024
@@ -159,8 +159,8 @@ consumers cannot read more than 2 MiB.
 OWN_PROPERTIES_BYTES = 16 * 1024
 """Bytes that a record's body may have in addition to MAX_BODY_BYTES for metaq's own properties, such as a due time or
 the description of a handler's failure. Because of these additional bytes, a body of MAX_BODY_BYTES can still get such
-properties. The largest properties (the place and the cause of a failure, and two group names) have less than 6 KiB
-together.
+properties. All of metaq's own properties of one record need less than 6 KiB, even if they are the place and the cause
+of a failure and two group names.
 """
 
 MAX_RECORD_BODY_BYTES = MAX_BODY_BYTES + OWN_PROPERTIES_BYTES
@@ -200,8 +200,8 @@ MAX_CHECKED_TOPICS = 1 << 12
 """Maximum number of topics in a CHECK_HALVES."""
 
 MAX_PULL_BYTES = 4 << 20
-"""Maximum number of bytes of data in the answer to a PULL, unless the broker's maxTransferSize is more. While the
-broker prepares an answer, its event loop serves no other connection, so larger answers would take too long.
+"""The data in the answer to a PULL has at most this number of bytes, or the broker's maxTransferSize if that is more.
+While the broker prepares an answer, its event loop serves no other connection, so larger answers would take too long.
 """
 
 MAX_BATCH_RECORDS = 1 << 16
@@ -211,13 +211,13 @@ because the broker appends the records of a batch to a partition without serving
 
 MAX_TX_BATCH_RECORDS = 1 << 10
 """Maximum number of records in one SEND_BATCH frame of a transaction. The limit is lower than MAX_BATCH_RECORDS,
-because the broker adds the records of a frame to a transaction one by one, which takes longer, and its event loop
-serves no other connection meanwhile.
+because the broker adds the records of such a frame to the transaction one by one. This takes longer than an append of a
+batch, and the broker's event loop serves no other connection meanwhile.
 """
 
 MAX_PARTS = 1 << 14
-"""Maximum number of parts in one SEND_MANY frame. A part consists of the records for one partition. Each part costs a
-separate append, regardless of its size.
+"""Maximum number of parts in one SEND_MANY frame. A part consists of the records for one partition. The number is
+limited because the broker makes a separate append for each part, even for a part of one record.
 """
 
 MAX_FOUND_MESSAGES = 1024
@@ -261,8 +261,8 @@ this long after the moment of the extension.
 """
 
 MAX_RELEASE_MS = 7 * 24 * 3600 * 1000
-"""Maximum time in milliseconds for which a member that releases a message can forbid the broker to lease the message
-again.
+"""A member that releases a message can say how long the broker must not lease the message again: at most this number of
+milliseconds.
 """
 
 MAX_ACQUIRED = 1 << 12
@@ -326,7 +326,7 @@ def check_label(label: str) -> str:
 
 
 def check_zookeeper_topic(topic: str) -> str:
-    """Return `topic` if its name can be the name of a znode in ZooKeeper. Raises the errors of check_topic."""
+    """Return `topic` if it can also be the name of a znode in ZooKeeper. Raises the errors of check_topic."""
     return check_znode("topic", check_topic(topic))
 
 
@@ -407,7 +407,7 @@ def is_utf8(text: str) -> bool:
 
 
 def no_text(what: str, value: object, none: str = "leave it out") -> TypeError:
-    """Make a TypeError for an argument that must be a text but is a `value` of another type, and return the error.
+    """Return a TypeError for an argument that must be a text, but has `value`, which is of another type.
     what: the name of the argument. none: the advice in the error text if the value is None.
     """
     if value is None:

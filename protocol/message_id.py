@@ -90,10 +90,10 @@ def foreign_from(now_ms: int) -> int:
     """Return the lowest id that none of metaq's own brokers can have given to a message until `now_ms` (Unix
     milliseconds).
 
-    The time in the returned id is ten years after `now_ms`. A broker chooses new ids that are greater than all stored
-    ids, except the stored ids that are equal to or greater than the returned id. Without this exception, one damaged or
-    foreign record with a huge id would leave no ids for new messages. If `now_ms` is before 2026, the clock is wrong,
-    and the function uses the beginning of 2026, so that a broker does not ignore its own ids.
+    The time in the returned id is ten years after `now_ms`. A broker chooses ids for new messages that are greater than
+    all stored ids. But it ignores stored ids that are not less than the returned id: otherwise one damaged or foreign
+    record with a huge id would leave no ids for new messages. If `now_ms` is before 2026, the clock is wrong, and the
+    function uses the beginning of 2026, so that a broker does not ignore its own ids.
     """
     time_ms = max(now_ms, _SURELY_PAST_MS) + _AHEAD_MS
     last_ms = (LAST_COUNTER >> _SEQUENCE_BITS) + EPOCH_MS - _RESERVE_MS

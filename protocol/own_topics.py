@@ -25,8 +25,8 @@ __all__ = [
 ]
 
 OWN_MARK = "%"
-"""The first character of the names of metaq's own topics. A list of topics contains metaq's own topics only if its
-caller asks for them.
+"""The first character of the names of metaq's own topics. Functions that list topics include metaq's own topics only if
+the caller asks for them.
 """
 
 RETRY_PREFIX = "%RETRY%"

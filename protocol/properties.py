@@ -36,8 +36,8 @@ PropertyValue = str | int | float | bool | bytes
 """The types of a property's value. An int has at most 64 bits, signed; a float is finite."""
 
 TYPE_MARK = "\x03"
-"""The first character of a written value that is not a text. A text whose own first character is this one is written
-with 0x03 `s` in front, so that a reader can tell the two apart.
+"""The first character of a written value that is not a text. If a text itself begins with this character, it is written
+with 0x03 `s` in front, so that no reader takes it for a value of another type.
 """
 
 RESERVED_PREFIX = "metaq."

@@ -42,16 +42,16 @@ how tags are written in its own interface.
 """
 
 FOLLOWER = "follower"
-"""Name of an extField in requests that read stored messages. The value 1 means that the client accepts the answer of an
-in-sync follower of a broker set; without it, only the leader answers.
+"""Name of an extField in requests that read stored messages. The value 1 means that an in-sync follower of a broker set
+may answer the request; without this field, only the leader answers it.
 """
 
 NOT_DAMAGED = -1
 
 
 def is_tag_expression(tag: str) -> bool:
-    """Return whether a tag for filtering has RocketMQ's form `*` or `A || B`. As a metaq tag, a text in this form would
-    match no message.
+    """Return whether a tag for filtering has RocketMQ's form `*` or `A || B`. metaq compares tags as they are, so a
+    filter on such a text would match no message.
     """
     return tag == "*" or TAG_SEPARATOR in tag
 
@@ -161,8 +161,8 @@ def encode_runs(runs: list[tuple[int, int]]) -> bytes:
 
 def decode_runs(body: memoryview, count: int) -> list[tuple[int, memoryview]]:
     """Decode the body of a filtered answer: return (offset in the partition, records) for each run. Raises
-    RemoteProtocolError if the body is incomplete, or if a run is shorter than a record. Without the check of the runs,
-    a body could contain a million empty ones.
+    RemoteProtocolError if the body is incomplete, or if a run is shorter than a record. The length of the runs is
+    checked because a body could otherwise contain a million empty runs.
     """
     position = count * RUN_BYTES
     if len(body) < position:

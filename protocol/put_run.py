@@ -1,5 +1,5 @@
-"""Parse many `put` commands together if one read of the connection has returned them. Most of the parsing work is then
-done once for all commands, and not once for each command.
+"""Parse many `put` commands in one step if one read of the connection has returned them. Most of the parsing work is
+then done once for all of these commands, and not once for each.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ LEAST_PUTS = 32
 """Minimum number of puts that are parsed together. Fewer puts cost less if they are parsed one by one."""
 
 MOST_PUTS = 4096
-"""Maximum number of puts that a broker serves together; serving so many takes some milliseconds. One read of the
-connection returns more puts than this only if they are tiny.
+"""Maximum number of puts that a broker serves before it turns to other connections; to serve so many puts takes some
+milliseconds. One read of the connection returns more puts than this only if they are tiny.
 """
 
 _MAX_PUT_BYTES = 4096
 """Maximum size in bytes of the first put of a run. To parse a run, `parse_put_run` searches all bytes for headers, also
-the bytes of the bodies. For larger puts, parsing them one by one costs less, because the body length in each header
-tells where the next header begins, so that no body must be searched.
+the bytes of the bodies. Larger puts are parsed one by one, which costs less: each header contains the length of its
+body and so tells where the next header begins, and no body must be searched.
 """
 
 _PIECES = 7  # of each put: the tokens of its header, and its body

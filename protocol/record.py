@@ -289,7 +289,7 @@ def encode_attributes(
 
 def _encoded(text: str, pairs: Sequence[tuple[str, str]]) -> bytes:
     """Encode the text of an attribute as UTF-8. pairs: the names and the values in the text. If the encoding fails, the
-    function looks for the wrong value in `pairs`, so that the error names it. Raises LocalProtocolError.
+    function looks for the wrong text in `pairs`, so that the error names the property. Raises LocalProtocolError.
     """
     try:
         return text.encode("utf-8")
@@ -309,8 +309,8 @@ def encode_key(key: bytes) -> tuple[int, bytes] | None:
 
 
 def payload_bytes(payload: Buffer) -> bytes:
-    """Return the current content of a payload as bytes; a mutable buffer is copied, so that later changes of it do not
-    change the message; a view of a buffer is copied, too. Raises TypeError if `payload` is not a buffer.
+    """Return the current content of a payload as bytes. Any other buffer than a bytes object is copied, so that later
+    changes of the buffer do not change the message. Raises TypeError if `payload` is not a buffer.
     """
     if isinstance(payload, bytes):
         return payload
@@ -348,9 +348,9 @@ def encode_record(body: Buffer, message_id: int, flag: int) -> bytes:
 
 
 def payload_start(body: Buffer, flag: int) -> int:
-    """Return the position of the payload in `body`. The position is 0 if there is no attribute. The position is also 0
-    if the attribute's length, which the body states, is greater than the body allows; such records exist, because
-    brokers do not check this length.
+    """Return the position of the payload in `body`. The position is 0 if there is no attribute, or if the body states a
+    length of the attribute that does not fit into the body. Records with such a length exist, because brokers do not
+    check it.
     """
     if not flag & ATTRIBUTE_FLAG or len(body) < 4:
         return 0
@@ -452,8 +452,8 @@ def _raw_tag(attribute: bytes | None, flag: int) -> bytes | None:
 
 def _last_value(data: bytes, item: bytes, start: int, end: int) -> bytes | None:
     """Return the value of a property in the property list data[start:end], or None if the list does not have the
-    property. If the list has the name several times, the last item counts. item: the property's name with the byte 0x01
-    that ends it.
+    property. If the list has the property several times, the last value counts. item: the property's name with the byte
+    0x01 that ends it.
     """
     place = _rfind(data, _ITEM_END + item, start, end) + 1
     if not place:
@@ -596,9 +596,9 @@ def tag_hash(tag: str) -> int:
 
 
 def tag_hash_of_attribute(attribute: bytes | None, flag: int) -> int:
-    """Return the `tag_hash` of the tag in a record's attribute, or 0 if there is no tag. A tag with invalid UTF-8 is
-    decoded before its hash is computed, except if the tag is too long for any request to name it. Such a long tag is
-    not decoded, because that would take up to 50 ms.
+    """Return the `tag_hash` of the tag in a record's attribute, or 0 if there is no tag. Before the hash is computed,
+    invalid UTF-8 in the tag is replaced as in `decode_attribute`. But a tag that is too long for any request to name it
+    is hashed as it is, because to decode it would take up to 50 ms.
     """
     raw = _raw_tag(attribute, flag)
     if raw is None:
@@ -614,8 +614,8 @@ def tag_hash_of_body(body: Buffer, flag: int) -> int:
 
 
 _LEAST_ID = 1 << 56
-"""A lower bound of stored message ids that are positive. The ids of metaq's own brokers contain the time when the id
-was chosen; every id chosen after November 2011 is larger than this number. Ids of a Java broker are negative, or
+"""No positive id of a stored message is less than this number. The ids of metaq's own brokers contain the time when the
+id was chosen; every id chosen after November 2011 is larger than this number. Ids of a Java broker are negative, or
 practically random.
 """
 
@@ -683,7 +683,9 @@ def headers_at(data: Buffer, starts: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
 
 
 _BODIES = 64
-"""Number of records from which one call of a compiled `struct.Struct` extracts the bodies."""
+"""If records have the same size, one call of a compiled `struct.Struct` extracts the bodies of this number of
+records.
+"""
 
 
 @lru_cache(maxsize=256)
@@ -695,8 +697,8 @@ def split_bodies(data: bytes, start: int, sizes: npt.NDArray[np.int64]) -> list[
     """Return the bodies of back-to-back records in `data` from `start` on; sizes: the sizes of the records, headers
     included.
 
-    Each body is copied. No Python bytecode is executed for each record. If all records have the same size, no slice
-    objects are created for them either.
+    Each body is copied. The function is fast because it executes no Python bytecode for each record and, if all records
+    have the same size, creates no slice objects.
     """
     count = len(sizes)
     if count >= _BODIES and sizes.min() == sizes.max():
@@ -719,7 +721,7 @@ def checksums(bodies: Sequence[Buffer]) -> npt.NDArray[np.uint32]:
 def checksums_match(
     data: memoryview, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], expected: npt.NDArray[Any]
 ) -> bool:
-    """Whether each body data[start:end] has the checksum `expected`."""
+    """Whether all bodies data[start:end] have their checksums in `expected`."""
     return bool(matching_checksums(data, starts, ends, expected).all())
 
 

@@ -1,5 +1,5 @@
 """Convert errors to answers, and answers to errors, for both protocols. A broker sends an answer that reports an error;
-the client that receives this answer raises the same error.
+the client that receives this answer raises the same error or a corresponding one.
 """
 
 from __future__ import annotations
@@ -144,9 +144,8 @@ def text_error(result: Result, partition: TopicPartition, broker: object) -> Met
     """Return the error that the broker reports by the status of a `result` answer. partition, broker: the partition and
     the broker of the request, for the error text.
 
-    1.x answers most failures with the status 500 and a text for people. This function ignores the texts of such
-    answers, with one exception: it recognizes the text for a wrong checksum. For a wrong checksum, Java brokers and
-    metaq's own brokers send the same text.
+    1.x answers most failures with the status 500 and a text for people. This function ignores these texts, except the
+    text for a wrong checksum, which is the same from Java brokers and from metaq's own brokers.
     """
     if result.code == Status.FORBIDDEN:
         return PartitionClosed(partition.broker, partition.partition)
@@ -160,8 +159,8 @@ def text_error(result: Result, partition: TopicPartition, broker: object) -> Met
 
 
 def transaction_refusal(text: str) -> TransactionRefused:
-    """Return the error for an answer, with the text `text`, by which a broker has refused a request about a
-    transaction. The error has an XA error code if the text of the refusal contains one.
+    """Return the error for a broker's answer that refuses a request about a transaction. text: the text of the answer.
+    If it contains an XA error code, the returned error has this code.
     """
     coded = _XA_REFUSAL.fullmatch(text)
     return TransactionRefused(text) if coded is None else XaRefused(int(coded[1]), coded[2])

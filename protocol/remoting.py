@@ -64,9 +64,8 @@ class SearchByTimeRequest(ExtFields):
 
 @dataclass(slots=True)
 class SearchByCountRequest(ExtFields):
-    """SEARCH_OFFSET_BY_COUNT: ask for an offset up to which a client can read from `offset` on within two limits: at
-    most `messages` messages and at most `max_bytes` bytes. The answer is the offset after the last whole message that
-    is within both limits.
+    """SEARCH_OFFSET_BY_COUNT: ask where the last whole message ends that a client can read from `offset` on within two
+    limits: at most `messages` messages and at most `max_bytes` bytes.
 
     messages and max_bytes are 0 … 2**63-1. A message must begin at `offset`.
     """

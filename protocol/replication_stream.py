@@ -72,8 +72,8 @@ UNIT_BYTES = 32
 """Size of an index unit (broker/store/index.py)."""
 
 MAX_MESSAGE_BYTES = 1 << 28
-"""Maximum size of a message in bytes. A block contains at most the data that the leader appended in one step of its
-event loop.
+"""Maximum size of a message in bytes. The largest messages are blocks; a block contains at most the data that the
+leader appended in one step of its event loop.
 """
 
 MAX_FOLLOWER_MESSAGE_BYTES = 32 << 20
@@ -110,9 +110,9 @@ class Kind(IntEnum):
     BLOCK = 1
     """Sent by the leader: records that were appended."""
     ACK = 2
-    """Sent by a follower: the numbers of the blocks that it has received, and the number of the last ping that it has
-    received. The number of the ping tells the leader that the follower still follows it, which extends the time for
-    which the leader may lead.
+    """Sent by a follower: the number of the last block that it has in memory, the number of the last block that it has
+    on the disk, and the number of the last ping that it has received. The number of the ping tells the leader that the
+    follower still follows it, which extends the time for which the leader may lead.
     """
     PING = 3
     """Sent by the leader several times a second, so that followers answer with an ACK."""
@@ -142,8 +142,9 @@ class Kind(IntEnum):
     """Sent by a follower that will stop, or whose disk has failed, so that the leader no longer counts it as in sync.
     """
     WELCOME = 10
-    """The first message of the leader: its epoch, the list of all epochs that it knows, and for each of its partitions
-    the offset at which the partition ended in the last epoch that both the leader and the follower know.
+    """Sent by the leader as its first message: the leader's epoch, the list of all epochs that it knows, and an offset
+    for each of its partitions. The offset is the end that the partition had in the last epoch that both the leader and
+    the follower know.
     """
     REFUSED = 11
     """Sent by the leader instead of WELCOME if it does not accept the follower. The message contains the reason."""

@@ -20,19 +20,17 @@ __all__ = ["FRAME_COST", "RequestReader", "WireRequest", "one_by_one"]
 WireRequest = TextCommand | PutRun | Frame
 
 CHUNK_BYTES = 64
-"""While a request is incomplete, its received pieces are kept as separate objects. This is the memory in bytes that
-such an object takes in addition to its content.
+"""While a request is incomplete, each received piece of it is kept as a separate bytes object. Such an object takes
+this number of bytes of memory in addition to the piece itself.
 """
 
 FRAME_COST = 4
-"""The cost of decoding a frame that is not a usual SEND, as a multiple of the cost of decoding a usual SEND or a text
-command. A usual SEND is one for which sends.parse_common_send suffices; for all other frames, JSON must be parsed,
-which takes 20 µs.
+"""A usual SEND is a frame that sends.parse_common_send can parse. To decode any other frame costs this many times as
+much as to decode a usual SEND or a text command, because JSON must be parsed, which takes 20 µs.
 """
 
 _SPACE_BYTES = 1 << 20
-"""Number of bytes by which a large frame's buffer grows when it is full. If it already contains more bytes than this,
-its size is doubled instead.
+"""When a large frame's buffer is full, it is enlarged by this number of bytes, or by its present size if that is more.
 """
 
 _LARGE_FRAME_BYTES = 64 << 10
@@ -66,8 +64,8 @@ class RequestReader:
     """
 
     def __init__(self, most: int = 0) -> None:
-        """most: maximum number of requests that one call returns; 0 means no maximum. A PutRun counts as one request, a
-        frame that is not a usual SEND counts as FRAME_COST requests.
+        """most: maximum number of requests that one call returns; 0 means no maximum. A PutRun counts as one request,
+        and a frame that is not a usual SEND counts as FRAME_COST requests, because it takes longer to decode.
         """
         self.failure: RemoteProtocolError | None = None
         self.more = False

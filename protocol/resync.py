@@ -36,10 +36,10 @@ _WINDOW_BYTES = 4 << 20
 
 _CRC_BYTES = 1 << 30
 """Limit for the cost of a search: the number of bytes for which checksums are computed. For each position where a
-header may begin, the search computes the checksum of the body that this header would have. Bodies that are followed by
-bytes which could be a record header are more likely to be true ones. So _CRC_BYTES limits the total size of the less
-likely bodies, after which no header could begin. For the total size of the likely bodies, the limit is eight times as
-large. When a limit is reached, the search checks only small bodies.
+header may begin, the search computes the checksum of the body that this header would have. A body is likely to be a
+true one if the bytes after it could be a record header, or if the data ends after it. _CRC_BYTES limits the total size
+of the bodies that are not likely; the limit for the likely bodies is eight times as large. When a limit is reached, the
+search checks only the small ones of these bodies.
 """
 
 _SMALL_BYTES = 4 << 10
@@ -53,10 +53,10 @@ class RecordSearch:
     """Searches for the first valid record that starts after `start` and before `end`. This object may be used by one
     thread only. Call `step` until it returns True.
 
-    The search first tries the position at which the record at `start` would end according to its header, then every
-    later position after `start`. An empty record is accepted only at the position tried first, and only if a valid
+    The search first tries the position at which the record at `start` would end according to its header, then one by
+    one all positions after `start`. An empty record is accepted only at the position tried first, and only if a valid
     record or the end of the data follows. At other positions, the twenty bytes of an empty record may be a part of
-    other data. Records larger than MAX_RECORD_BODY_BYTES are not found.
+    other data. Records whose body is larger than MAX_RECORD_BODY_BYTES are not found.
     """
 
     def __init__(self, read: Read, start: int, end: int, base: int = 0) -> None:

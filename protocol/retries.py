@@ -18,7 +18,7 @@ properties `metaq.due`, `metaq.delay`, `metaq.half` and `metaq.check-after` are 
 until the original message was delivered.
 
 An operator sends a dead letter again or drops it; after that the dead letter counts as done. Its record stays, because
-single records cannot be removed from a log. So the operator's command appends a record to the same partition that marks
+single records cannot be removed from a log. So the operator's command appends to the same partition a record that marks
 the dead letter as done. The appended record has no payload and has this property:
 
     metaq.done       redriven or dropped, a blank, and the byte positions of dead letters of this partition, with commas
@@ -182,8 +182,8 @@ def encode_failed(flag: int, body: bytes, failure: Failure, delay_ms: int | None
     flag, body: the flag and the body of the original. The returned body is 50 bytes to 5 KB longer than the original's
     body would be without compression. The returned body has at most MAX_RECORD_BODY_BYTES, except if an attribute of
     1.x of more than 40 KB has to be written in base64. If the original's payload is compressed, this function
-    decompresses it. If the decompression fails, or if the payload would be too large, the payload stays compressed;
-    readers then use `payload_in`.
+    decompresses it. If the decompression fails, or if the decompressed payload would be too large, the payload stays
+    compressed. In each case `payload_in` returns the uncompressed payload.
     """
     flag, body = _unpacked(flag, body)
     origin = failure.origin

@@ -68,8 +68,8 @@ maximum.
 """
 
 ProducerId = Annotated[int, number("producerId", 1, INT64_MAX, left_out=True)]
-"""The id of a producer that numbers its sends: 63 random bits. 0 means that the send has no producer id. The broker
-stores such a send each time it arrives, even if it is a repetition, and the frame has no field `producerId`.
+"""The id of a producer that numbers its sends: 63 random bits. 0 means that the send has no producer id: the frame has
+no field `producerId`, and the broker stores the send each time it arrives, even if it is a repetition.
 
 A producer's sends to a partition have increasing sequence numbers. If a send has the same number as the last stored
 send of this producer to this partition, it is a repetition: the broker does not store it a second time, and sends the
@@ -83,8 +83,8 @@ RepeatAge = Annotated[int, number("repeatMs", 0, INT64_MAX, left_out=True)]
 """For a repeated send, the time since it was first sent, in milliseconds. -1 means that the producer sends it for the
 first time; the frame then has no field `repeatMs`.
 
-If a broker does not know the producer of a repeated send, and has had to forget some producers, it refuses the send:
-this producer may be a forgotten one, so the broker cannot tell whether it has stored the send.
+A broker refuses a repeated send of a producer that it does not know if it has ever had to forget producers: this
+producer may be a forgotten one, so the broker cannot tell whether it has stored the send.
 """
 
 
@@ -369,8 +369,9 @@ class SendManyRequest(ExtFields):
         answer's body  parts × (message id i64 | offset i64 | partition i32 | response code i32), of a broker set's
                        leader then parts × (replicas u8), as in CopiedReply                           all big-endian
 
-    The body begins with a table that has one row for each part. The records have their stored form, with message id 0;
-    they are in the order of the table. In a row, `topic` is an index, from 0, into the names in the extField `topics`.
+    The body begins with a table that has one row for each part. The records have their stored form, but with the
+    message id 0. They are in the order of the table: first all records of the first part. In a row, `topic` is an
+    index, from 0, into the names in the extField `topics`.
     parts: number of rows of the table. records: number of records of all parts together. repeats: the row numbers of
     the parts that the producer has already sent before this request. repeat_ms: milliseconds since the producer first
     sent the oldest of these parts.

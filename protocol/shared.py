@@ -73,8 +73,8 @@ def _read_member(text: str) -> str:
 
 @dataclass(slots=True)
 class AcquireRequest(ExtFields):
-    """ACQUIRE: lease messages to `member` for `lease_ms` milliseconds: at most `max_records` messages, of at most
-    `max_bytes` bytes together (a single message may be larger). max_records=0 means that the member wants no more
+    """ACQUIRE: lease messages to `member` for `lease_ms` milliseconds: at most `max_records` messages, whose sizes add
+    up to at most `max_bytes` bytes (a single message may be larger). max_records=0 means that the member wants no more
     messages; the broker then at once answers those ACQUIRE requests of the member that still wait.
 
     wait_ms: as in PullRequest. start: one of STARTS. It says with which message the group begins if it has never sent
@@ -157,7 +157,7 @@ class SettleAction(IntEnum):
     ACK = 1
     """The message is acknowledged: the group never gets it again."""
     RELEASE = 2
-    """End the lease. The message may be leased again after the given milliseconds."""
+    """End the lease. The broker may lease the message again when the given milliseconds have passed."""
     EXTEND = 3
     """Extend the lease: it ends the given number of milliseconds from now."""
     RETURN = 4
@@ -191,7 +191,9 @@ class Settlement(NamedTuple):
 
 @dataclass(slots=True)
 class SettleRequest(ExtFields):
-    """SETTLE: carry out one action on each of `records` leased messages. The body has a row for each message."""
+    """SETTLE: acknowledge, release, extend or return `records` leased messages. The body has a row for each message,
+    which states the action.
+    """
 
     topic: TopicField
     partition: PartitionField

@@ -87,8 +87,8 @@ class Get(NamedTuple):
 
 
 class OffsetQuery(NamedTuple):
-    """`offset topic group partition offset opaque`: ask for the nearest offset before the given offset at which a
-    record certainly begins.
+    """`offset topic group partition offset opaque`: ask for an offset at or before the given one at which a record
+    certainly begins: the start of the segment that contains the given offset.
     """
 
     topic: str
@@ -235,9 +235,9 @@ def parse_common_put(data: bytes, position: int) -> tuple[Put | None, int]:
     """Return the put that begins at `position` of `data`, and the position after it, if the put is complete and has the
     form that 1.4 clients send.
 
-    Return (None, position) for all other bytes, including incomplete or invalid puts; parse_command handles all other
-    bytes. Parsing is the most expensive step of a put in the broker, so this function uses one regular expression and
-    as few calls as possible.
+    Return (None, position) for all other bytes, including incomplete or invalid puts; the caller then uses
+    parse_command. Parsing is the most expensive step of a put in the broker, so this function uses one regular
+    expression and as few calls as possible.
     """
     match = COMMON_PUT.match(data, position)
     if match is None:

@@ -30,8 +30,8 @@ _READ_BYTES = 16 << 10
 """Maximum number of bytes of plaintext that one TLS record can contain."""
 _ALL_BYTES = 1 << 30
 _JOINED_BYTES = 64 << 10
-"""If a buffer has fewer bytes than this, it is joined with its neighbours before encryption, because copying it costs
-less than an additional TLS record.
+"""Successive buffers are joined before encryption as long as their total size is less than this number of bytes,
+because copying them costs less than additional TLS records.
 """
 
 
@@ -57,8 +57,9 @@ class TlsStream:
         """Whether the peer has sent the TLS alert close_notify, which means that the peer sends no more data."""
 
     def receive(self, data: Buffer) -> None:
-        """Take bytes that the connection has received. If `data` is empty, begin or continue the handshake. Raises
-        TlsFailed; the caller should then send the bytes that `take` returns, which tell the peer about the error.
+        """Take bytes that the connection has received, and continue the handshake if it is not complete. A call with
+        empty `data` begins the handshake. Raises TlsFailed; the caller should then send the bytes that `take` returns,
+        which tell the peer about the error.
         """
         if data:
             self._incoming.write(data)

@@ -13,8 +13,8 @@ _NAME = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
 
 
 class TopicPartition(NamedTuple):
-    """The identity of a partition. `partition` is the partition's number among the partitions that its broker has of
-    its topic, from 0. str() returns metaq's own form `broker-partition`.
+    """The identity of a partition. `partition` is the partition's number; each broker numbers its partitions of a topic
+    from 0. str() returns metaq's own form `broker-partition`.
     """
 
     topic: str

@@ -83,8 +83,8 @@ class XaCode(IntEnum):
 
 
 def parse_key(key: str) -> str | None:
-    """Check a transaction key in a command and return it; None for the text `null`. There are two forms of keys, as in
-    1.x:
+    """Check the transaction key in a command. Return the key, or None for the text `null`. There are two forms of keys,
+    as in 1.x:
 
     `TX:<session>:<int32>` or `XID:<format int32>:<gtrid hex>:<bqual hex>:<qualifier>`, hexadecimal digits in lower
     case. Raises RemoteProtocolError for all other texts.

@@ -86,8 +86,8 @@ class _Said(NamedTuple):
 
 class Rows(NamedTuple):
     """The messages made from rows of one topic, in the order of the rows. keys: for each row, the key that determines
-    its partition; None instead of the list if no row has a key. Either all rows have a delivery time (deliver_at), or
-    none has one.
+    the row's partition, or None if the row has no key. `keys` itself is None if no row has a key. Either all rows have
+    a delivery time (deliver_at), or none has one.
     """
 
     topic: str
@@ -187,8 +187,8 @@ def by_partition(
     rows: Rows, partitions: Sequence[TopicPartition]
 ) -> tuple[Sequence[PreparedItem], dict[TopicPartition | None, tuple[str, list[PreparedItem]]]]:
     """Choose the partition of each row that has a key. Return the messages of the rows without a key, and a dict for
-    the other rows. For each chosen partition, the dict has one of the keys that lead to this partition, and the
-    messages of all rows with such a key.
+    the other rows. For each chosen partition, the dict contains the messages of all rows whose key leads to this
+    partition, and the key of one of these rows.
 
     If `partitions` is empty, because no broker publishes the topic now, the messages of all rows with a key are in the
     dict under None.

@@ -107,9 +107,9 @@ def batch_of(xid: Xid) -> int:
 
 
 def judge(decided: DecidedBatch | None, in_doubt: Iterable[Xid], batch: int) -> Verdicts:
-    """For the end of the batch `batch`, choose which transactions in doubt to commit and which to roll back.
-    The transactions to commit are those that the decision in ZooKeeper (`decided`) names. The transactions to roll back
-    are all others of this batch and of earlier batches, because no later decision will name them.
+    """Choose which of the transactions `in_doubt` to commit and which to roll back when the batch `batch` ends. The
+    transactions to commit are those that the decision in ZooKeeper (`decided`) names. The transactions to roll back are
+    all others of this batch and of earlier batches, because no later decision will name them.
     """
     commit, roll_back = [], []
     for xid in in_doubt:
@@ -125,7 +125,7 @@ def judge(decided: DecidedBatch | None, in_doubt: Iterable[Xid], batch: int) -> 
 
 _LOST = (XaCode.XAER_RMFAIL, XaCode.XAER_NOTA, XaCode.XA_RBROLLBACK, XaCode.XA_RBTIMEOUT)
 """XA error codes for a lost transaction: before the transaction was prepared, its broker or the leader of its broker
-set failed or stopped answering. The task then repeats the work in a new transaction.
+set failed or stopped answering. The task then sends the messages of the lost transaction again in a new transaction.
 """
 
 
@@ -297,8 +297,8 @@ class Coordinator:
 
     def commit(self, batch: int, prepared: Sequence[str], topic: str) -> bool:
         """Commit the transactions with the names `prepared`, and roll back all other transactions of this batch. Return
-        True if that is done. Return False if an earlier run of the query had already decided the batch, so that the
-        transactions `prepared` were rolled back.
+        True if that is done. Return False if an earlier run of the query has already decided the batch; then the
+        transactions `prepared` are also rolled back.
         topic: one of the written topics.
         """
         found = self._complete(self._store.load(self._query_id))
@@ -381,8 +381,8 @@ class Coordinator:
 
     def _clear(self, found: Versioned, batch: int) -> None:
         """Roll back the prepared transactions of this batch and of earlier batches, except transactions that a decision
-        names. Prepared transactions that no decision names remain when an attempt of a task fails or is killed. If a
-        broker does not answer now, a later call rolls back the transactions on this broker.
+        names. If an attempt of a task fails or is killed, it leaves behind prepared transactions that are in no
+        decision. If a broker does not answer now, a later call rolls back the transactions on this broker.
         """
         recovered = self._xa.recover()
         for broker, failure in recovered.failures.items():

@@ -197,8 +197,8 @@ def _restore(spark: SparkSession, chosen: argparse.Namespace, options: dict[str,
 
 
 def _days(rows: DataFrame, since: str | None, until: str | None) -> DataFrame:
-    """Return those rows whose column `day` is not before `since` and is before `until`. None means that there is no
-    limit on this side. If a limit is given, rows without a day (messages of a Java broker) are left out.
+    """Return those rows whose column `day` is not before `since` and is before `until`. If `since` or `until` is None,
+    there is no such limit. If at least one limit is given, rows without a day (messages of a Java broker) are left out.
     """
     if since is not None:
         rows = rows.where(sql.col(DAY) >= sql.lit(since).cast("date"))
@@ -212,7 +212,7 @@ def _days(rows: DataFrame, since: str | None, until: str | None) -> DataFrame:
 
 class WritingQuery(NamedTuple):
     """A query that writes, or has written, with exactlyOnce, as its znode in ZooKeeper describes it. batch: the number
-    of the last batch that was decided to be committed. pending: how many transactions of this batch are perhaps not
+    of the last batch that the query has decided to commit. pending: how many transactions of this batch are perhaps not
     committed yet. topic: one of the topics that the query writes.
     """
 

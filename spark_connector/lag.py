@@ -83,8 +83,8 @@ class LagReport:
 
     @property
     def seconds(self) -> float | None:
-        """The age of the oldest waiting message in seconds, the maximum over all partitions. It is None if the messages
-        of a partition have no store times because a Java broker has stored them.
+        """The age of the oldest waiting message in seconds, the maximum over all partitions. It is None if a Java
+        broker has stored the oldest waiting message of a partition, because the id of such a message contains no time.
         """
         ages = [each.seconds for each in self.partitions]
         return None if None in ages else max((each for each in ages if each is not None), default=0.0)
@@ -115,8 +115,9 @@ class LagListener(StreamingQueryListener):
         protocol: Protocol = "auto",
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """on_lag: called with each report, on this object's thread. clock: returns seconds since 1970, and must agree
-        with the brokers' clocks, because the age of a message is the difference between the two.
+        """on_lag: called with each report, on this object's thread. clock: returns seconds since 1970. It must agree
+        with the brokers' clocks: the age of a message is the time of `clock` minus the time at which a broker stored
+        the message.
         """
         self._zookeeper, self._root, self._protocol = zookeeper, root, protocol
         self._on_lag = on_lag
@@ -217,8 +218,8 @@ class LagListener(StreamingQueryListener):
 
 
 def positions_of(offsets: Iterable[str | None]) -> PartitionOffsets:
-    """Return the position of a query in metaq partitions. offsets: the offset of each source of the query, from Spark's
-    progress report. Offsets of sources other than metaq are ignored.
+    """Return the byte offset that a query has reached in each partition of its metaq sources. offsets: the offset of
+    each source of the query, from Spark's progress report. Offsets of sources other than metaq are ignored.
 
     Spark does not report the kind of a source that is written in Python, only its offset. So metaq's sources are
     recognized by the form of the offset, `{"trades":{"0-1":4096}}`.

@@ -165,9 +165,9 @@ def position(options: ReadOptions, state: PartitionState, *, ending: bool = Fals
 
 
 def _inverted(options: ReadOptions, state: PartitionState, start: int, end: int) -> list[str]:
-    """Check whether a range ends before it starts. If it does not, return an empty list. If it does, return a list with
-    one text for the error: the partition, and the offsets or times that the options give. A committed offset after the
-    end of the range is no error: the group has already read the whole range, and the result is an empty list.
+    """If a range ends before it starts, return a list with one text for the error: the partition, and the offsets or
+    times that the options give. Otherwise return an empty list. Also return an empty list if the range starts at a
+    committed offset that is after its end, because the group has already read all of the messages.
     """
     starting, ending = options.starting, options.ending
     first, last = time_wanted(starting, state.id), time_wanted(ending, state.id)
@@ -296,8 +296,8 @@ def cut(whole: OffsetRange, boundaries: Iterable[int]) -> list[OffsetRange]:
 
 
 def narrow(found: OffsetRange, start: int | None, end: int | None) -> OffsetRange:
-    """Return the range `found` without the bytes before `start` and without the bytes from `end` on; if `start` or
-    `end` is None, this side of the range does not change.
+    """Shorten the range `found` so that it starts at `start` or later and ends at `end` or earlier, and return it. None
+    means that this end of the range does not change.
     """
     low = found.start if start is None else max(found.start, start)
     high = found.end if end is None else min(found.end, end)
@@ -329,8 +329,8 @@ def from_json(offsets: StreamOffsets) -> dict[TopicPartition, int]:
 
 def started_of(offsets: StreamOffsets) -> int | None:
     """Return the start time of the query with this position, in milliseconds since 1970. Return None if the position
-    has no start time, because an earlier version of metaq has written it. A query with such a position reads a
-    partition that it finds after its start from the partition's byte 0 on.
+    has no start time, because an earlier version of metaq has written it. If a query with such a position finds another
+    partition later, it reads this partition from byte 0 on.
     """
     return offsets.get(_STARTED, {}).get("ms")
 

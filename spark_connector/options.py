@@ -182,7 +182,7 @@ class OptionValues:
 
 def check_name(option: str, name: str, check: Callable[[str], str], value: str | None = None) -> str:
     """Return `name` if `check` accepts it; otherwise raise ConfigError. value: the whole value of the option, which the
-    error text shows. It is None if the value is only this name.
+    error text shows; None if `name` is the whole value.
     """
     try:
         return check(name)

@@ -64,9 +64,9 @@ WARNING_SECONDS = 10.0
 """Seconds between two log lines while a query waits for brokers."""
 
 PLANNING_SECONDS = 10.0
-"""Maximum seconds that planning waits for one of three things. First, for the leaders of broker sets: each set with a
-live node must have a leader, and the leader must serve all topics of the set. Second, for a topic that no live broker
-has, if perhaps a set is just changing its leader. Third, for a partition that is perhaps just moving to another broker.
+"""Maximum seconds that planning waits in one of three cases: until each broker set with a live node has a leader, which
+must serve all topics of the set; for a topic that no live broker has, if perhaps a set is just changing its leader; and
+for a partition that is perhaps just moving to another broker.
 """
 
 FAILOVER_SECONDS = 60.0
@@ -114,9 +114,9 @@ def through_failover(cluster: Cluster, work: Callable[[], _T], *, runs: bool = F
     runs: whether the query is already running. A query that is already running has found its topics earlier. So if
     `work` raises NoPartition for such a query, because no live broker has one of the topics now, the function retries
     `work` as for an absent broker. For a query that is not running yet, the function usually raises NoPartition at
-    once. But if there are broker sets, one of which may be changing its leader, or if partitions are just being handed
-    over to another broker, it first retries `work` for PLANNING_SECONDS. Raises BrokerUnavailable when the time is
-    over, and the errors of `work`.
+    once. But it first retries `work` for PLANNING_SECONDS if the cluster has broker sets (one may be changing its
+    leader), or if a move of partitions is handing them over to another broker. Raises BrokerUnavailable when the time
+    is over, and the errors of `work`.
     """
     backoff = Backoff(0.1, 0.5)
     begun: float | None = None
@@ -148,8 +148,8 @@ def _may_change(cluster: Cluster) -> bool:
 
 def for_tasks(cluster: Cluster, options: ReadOptions, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
     """Return the ranges with two additional values that the tasks need. Each range of a broker set gets the addresses
-    of the set's nodes, so that a task can find the set's leader. Each range gets the planning time. This time is the
-    same in all ranges, so that all tasks agree on which messages have expired.
+    of the set's nodes, so that a task can find the set's leader. All ranges get the same planning time, so that all
+    tasks agree on which messages have expired. If the query reads expired messages, too, they get 0 instead.
     """
     nodes = cluster.set_nodes() if ranges else {}
     planned_ms = 0 if options.include_expired else now_ms()
@@ -346,8 +346,9 @@ def _begin(connection: Connection, partition: TopicPartition, offset: int) -> in
 
 
 def ending_behind(connection: Connection, found: OffsetRange, offset: int) -> OffsetRange:
-    """Return the range `found` with another end: the end of the message that contains byte `offset` - 1. If the broker
-    does not accept frames, it cannot be asked for that message, and the function returns `found` unchanged.
+    """Shorten the range `found`, so that it ends with the message that contains byte `offset` - 1, and return it. If
+    `offset` is after the range's end, the range does not change. It also does not change if `offset` is in the range
+    and the broker does not accept frames, because such a broker cannot look up that message.
     """
     if found.start < offset < found.end:
         offset = offset_after(connection, found.id, offset - 1, 1) if connection.speaks_frames else found.end
@@ -355,8 +356,8 @@ def ending_behind(connection: Connection, found: OffsetRange, offset: int) -> Of
 
 
 def _push(cluster: Cluster, found: OffsetRange, pushed: Pushed) -> OffsetRange:
-    """Return the range `found` without the bytes before and after the messages that the query's filters on the columns
-    offset and timestamp can select.
+    """Shorten the range `found` at both ends and return it. It then begins with the first and ends with the last
+    message that the query's filters on the columns offset and timestamp can select.
     """
     return cluster.ask_at(found.endpoint, partial(_narrowed, found=found, pushed=pushed))
 

@@ -36,8 +36,8 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """The conditions on messages that follow from the pushed filters. None means that there is no condition on this
-    value. Offsets (in bytes) and times (in milliseconds since 1970) must be in [min, max).
+    """The conditions on messages that follow from the pushed filters. An attribute that is None sets no condition.
+    Offsets (in bytes) and times (in milliseconds since 1970) must be in [min, max).
     """
 
     topics: frozenset[str] | None = None
@@ -60,7 +60,8 @@ class Pushed:
     @property
     def sent_tags(self) -> tuple[str, ...]:
         """Return the tags that tasks put into their pull requests, so that brokers send only messages with these tags.
-        Return () if the filters do not restrict the tag.
+        Return () if the filters do not restrict the tag, or if they name more than MAX_TAGS tags or a tag that a
+        request cannot contain.
         """
         tags = sorted(self.tags or ())
         sendable = 0 < len(tags) <= MAX_TAGS and all(tag and TAG_SEPARATOR not in tag for tag in tags)

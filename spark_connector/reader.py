@@ -132,8 +132,8 @@ class RangeReader:
         self._tags = tags
 
     def batches(self, connection: Connection) -> Iterator[pa.RecordBatch]:
-        """Yield record batches from `position` to the end of the range. Each block is pulled from the broker while the
-        previous block is processed. Memory is bounded by two blocks and one batch.
+        """Yield record batches from `position` to the end of the range. The method pulls each block from the broker
+        while the previous block is processed. So at most two blocks and one batch are in memory.
 
         Bytes of the range can be lost, because retention has deleted unread messages or because the topic was deleted
         and created again; bytes can also be damaged. If failOnDataLoss is true, the method raises DataLoss for lost
@@ -241,9 +241,9 @@ class RangeReader:
         return min(damage.end, end)
 
     def _made_anew(self, connection: Connection, inside: NoMessageBegins) -> int:
-        """Return the offset of the next message after the reading position. This method is called if the reading
-        position is inside a message. The cause is that the topic was deleted and created again, and that its partition
-        has since then received more bytes than the reading position. Raises DataLoss if failOnDataLoss is true.
+        """Return the offset of the next message after the reading position, which is inside a message. This happens if
+        the topic was deleted and created again, and the new partition has already grown beyond the reading position.
+        Raises DataLoss if failOnDataLoss is true.
         """
         offset, end = inside.position, self._planned.end
         following = min(offset_after(connection, self.place, offset, 1), end)
@@ -334,8 +334,8 @@ class RangeReader:
 
 
 class _CutOff(Exception):
-    """The first message is larger than the requested size of the answer, so the answer, in the text protocol, has only
-    the first part of this message.
+    """An answer in the text protocol has only the first part of its first message, because this message is larger than
+    the requested size of the answer.
     """
 
 

@@ -29,8 +29,8 @@ _ANSWER_SECONDS = 1.0
 
 
 _FOUND_SECONDS = 30.0
-"""If a node did not answer, and a task has found the leader by asking other nodes, the tasks of this process ask this
-leader directly for this number of seconds, and do not ask the node that did not answer.
+"""If a node did not answer, and a task has found the leader by asking other nodes, then for this number of seconds the
+tasks of this process ask the leader instead of the node that did not answer.
 """
 
 _found: dict[Endpoint, tuple[Endpoint, float]] = {}
@@ -62,8 +62,8 @@ class SetNodes:
         return open_connection(endpoint, self._config, QUIET_SECONDS if self._nodes else None)
 
     def first(self, planned: Endpoint) -> Endpoint:
-        """Return the node to ask first: `planned`, unless an earlier task of this process has found that another node
-        leads.
+        """Return the node to ask first: `planned`, or another node if a task of this process has found in the last
+        _FOUND_SECONDS that `planned` did not answer and that this other node leads.
         """
         leader, until = _found.pop(planned, (planned, 0.0))
         if time.monotonic() >= until:

@@ -185,9 +185,9 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _joining(self, state: PartitionState, started_ms: int) -> int:
         """Return the offset where a running query begins to read a partition that it has found only now. The query did
-        not find the partition when it started, because the partition is new or its broker was down. Messages stored
-        before the query's start are read or skipped as the options say for the start of the query. started_ms: the
-        start of the query (Unix ms).
+        not find the partition when it started, because the partition is new or its broker was down. The options that
+        say where the query starts also say which of the partition's messages from before the start of the query are
+        read. started_ms: the start of the query (Unix ms).
         """
         starting, each = self.options.starting, state.id
         if starting == "earliest":
@@ -315,8 +315,8 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._open().moves()
 
     def _waiting(self, offsets: Offsets, held: Held) -> dict[TopicPartition, Span]:
-        """Return for each partition the bytes that the query has not read yet and that its broker has. Raises
-        DataLoss.
+        """Return for each partition in `held` the bytes that the query has not read yet and can read now. With
+        Trigger.AvailableNow these are only the bytes before the stored end of the partition. Raises DataLoss.
         """
         losses: list[Lost] = []
         waiting: dict[TopicPartition, Span] = {}
@@ -383,9 +383,10 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _lost(partition: TopicPartition, span: Span, held: PartitionState) -> Lost | None:
-    """Return the part of `span` that the partition no longer has, or None if it has all of `span`. The cause is usually
-    that retention has deleted these bytes. If the partition ends before the end of `span`, the topic was deleted and
-    created again. Then the whole `span` counts as lost, because the partition now has other messages at these offsets.
+    """Return the part of `span` that the partition no longer has, or None if it has all of `span`. Usually retention
+    has deleted the first bytes of `span`; these are then returned. If the partition has the first byte of `span`, but
+    ends before the end of `span`, the topic was deleted and created again. Then the whole `span` counts as lost,
+    because the partition now has other messages at these offsets.
     """
     start, end = span
     if start < held.first:

@@ -48,8 +48,8 @@ class WrittenRows(WriterCommitMessage):
 
 
 class MetaqWriter(DataSourceArrowWriter):
-    """Writes the rows of a batch query to topics. Spark creates this object on the driver, where the options and
-    columns are checked. Each task calls `write`, which opens a producer of its own.
+    """Writes the rows of a batch query to topics. Spark creates this object on the driver. The options are checked
+    before that, and the columns by the constructor. Each task calls `write`, which opens a producer of its own.
     """
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:

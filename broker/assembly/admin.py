@@ -34,9 +34,9 @@ class HandsOver(Protocol):
 def admits(admin_from: AdminFrom, host: str, listen: str = "") -> bool:
     """Return whether the peer with the numeric IP address `host` may make admin requests.
 
-    listen: the single address on which the broker listens, or "" if it listens on all addresses. If only programs on
-    the broker's machine may make admin requests, these are the peers with a loopback address and the peers whose
-    address is `listen`, because only programs on this machine connect from these addresses.
+    listen: the single address on which the broker listens, or "" if it listens on all addresses. Unless `admin_from` is
+    "any", only programs on the broker's machine may make admin requests. Such a program connects from a loopback
+    address or from the address `listen`.
     """
     if admin_from == "any":
         return True
@@ -119,10 +119,10 @@ class Admin:
         return ensureDeferred(member.hand_over(request.node or None)).addCallback(done)
 
     def restart_replication(self) -> Any:
-        """Restart replication: replace the connection to the other broker by a new one. An asynchronous slave then
-        compares all its partitions with those of the master. It also continues to copy the partitions whose copying had
-        stopped. Return the present status of replication. Raises NotReplicating if this broker takes no part in
-        replication.
+        """Restart replication: close the connection to the other broker of the replication, and open a new one. An
+        asynchronous slave then compares all its partitions with those of the master. It also continues to copy the
+        partitions whose copying had stopped. Return the present status of replication. Raises NotReplicating if this
+        broker takes no part in replication.
         """
         replication = self._replication()
         if replication is None:

@@ -1,5 +1,5 @@
-"""The class Broker, which creates the objects that one running broker consists of. verbs.py passes to the action of
-each request type the objects that this action needs.
+"""The class Broker, which creates the objects that one running broker consists of. For each request type, verbs.py
+takes from the Broker the objects that the request's action needs.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Broker:
     ) -> None:
         """store: an open store. clock: returns seconds since 1970. on_topic: called once for each topic, when the topic
         gets its first log on this broker.
-        dialer: opens the connections to other brokers. If it is None, these connections do not use TLS.
+        dialer: opens the connections to other brokers. If `dialer` is None, these connections do not use TLS.
         """
         alone = config.node is None and options.node is None  # otherwise only the leading node does this
         self.config = config
@@ -131,8 +131,8 @@ class Broker:
         self.member: SetMember | None = None
         """The object that makes this broker a node of a broker set, or None for a single broker."""
         self.set_report: SetReport | None = None
-        """The object that reports to operators about this node of a broker set, or None for a single broker. If
-        `set_report` is not None, the attributes `set_report` and `replication` have the same object.
+        """The object that reports to operators about this node of a broker set, or None for a single broker. If it is
+        not None, the attribute `replication` refers to this object, too.
         """
         self.moves: BrokerMoves | None = None
         """The object that moves partitions of this broker to other brokers, or None if the broker registers no topics
@@ -261,9 +261,9 @@ class Broker:
             self.member.reconfigured()
 
     def check_sections(self, config: BrokerConfig, file: str) -> None:
-        """Check the topic sections of `config`, as Partitions.check_sections does. A slave or a node of a broker set
-        checks nothing: it copies all topics of another broker, so a topic that its own server.ini does not name is no
-        mistake.
+        """Check the topic sections of `config`, as Partitions.check_sections does. If this broker is a slave or a node
+        of a broker set, do nothing: such a broker also gets topics of another broker, which its own server.ini need not
+        name.
         """
         if config.node is None and self.partitions.takes_puts and not self.writing.takes_copies:
             self.partitions.check_sections(config, file)
@@ -275,7 +275,7 @@ class Broker:
         return self.reloader.reload()
 
     def replication_status(self) -> ReplicationStatus:
-        """Return the present status of replication; for a broker that takes no part in replication, the status of a
+        """Return the present status of replication. If this broker takes no part in replication, return the status of a
         plain master.
         """
         return ReplicationStatus("master") if self.replication is None else self.replication.status()

@@ -77,9 +77,9 @@ class Reloader:
         return report
 
     async def _change(self, config: BrokerConfig) -> None:
-        """Apply a new configuration. First import the new filters and lock the new data directories on other threads;
-        only these steps can fail. Then do all remaining steps on the reactor thread without a pause, so that no request
-        sees a half-applied configuration.
+        """Apply a new configuration. First let worker threads import the new filters and lock the new data directories;
+        only these two steps can fail. Then do all remaining steps on the reactor thread without a pause, so that no
+        request sees a half-applied configuration.
         """
         broker, store = self._broker, self._broker.store
         filters = await broker.in_thread(partial(load_filters, config, broker.reading.filters))

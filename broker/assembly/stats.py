@@ -140,8 +140,8 @@ def _reset_lines(broker: Broker) -> Lines:
 
 
 def _replication_lines(broker: Broker) -> Lines:
-    """Yield the lines of the item `replication`. metaq 1.x does not have this item. The answer to `stats help` lists
-    the items of 1.x in 1.x's words, so `replication` is not among them.
+    """Yield the lines of the item `replication`. metaq 1.x does not have this item. The answer to `stats help` is the
+    text of 1.x, so it does not mention this item.
     """
     yield from broker.replication_status().lines()
 
@@ -167,8 +167,8 @@ def _certificate_lines(broker: Broker) -> Lines:
 
 
 def _journal_lines(broker: Broker) -> Lines:
-    """Yield lines that say which partitions are read-only, and whether the journal works. If the journal does not work,
-    no put that waits for a sync can become safe. metaq 1.x does not have this item.
+    """Yield lines that say which partitions are read-only, and whether the journal works. While the journal does not
+    work, puts to partitions with group commit cannot become safe. metaq 1.x does not have this item.
     """
     status = broker.store.journal_status()
     yield f"state {'failed' if status.cause else 'ok'}"

@@ -383,7 +383,8 @@ def _answer(frame: Frame, result: Any, encode: Encoder) -> Answer:
 
 
 def _given_back(result: Any, places: Shares, address: str, amount: int) -> Any:
-    """Subtract `amount` from what `places` counts for a client address, because the counted request is answered now.
+    """Called when a request is answered that `places` has counted for a client address: subtract `amount` from the
+    count of this address.
     amount: 1, or the number of the request's bytes, as it was counted. Return the result unchanged.
     """
     places.add(address, -amount)

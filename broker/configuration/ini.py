@@ -28,8 +28,8 @@ class Entry(NamedTuple):
 
 
 class Section(dict[str, Entry]):
-    """The entries of one section by key. A key whose last value is blank counts as not set: its entry is not in this
-    dict but in `blank`.
+    """The entries of one section by key. If the last line with a key has a blank value, the key counts as not set, and
+    the entry is in `blank` instead of this dict.
     """
 
     def __init__(self) -> None:

@@ -31,8 +31,8 @@ class ReloadReport:
     new values take effect only at a restart.
     """
     warnings: tuple[str, ...] = ()
-    """Texts for the operator about changes that the reload has not made yet. Each text says when the change will be
-    made.
+    """Texts for the operator about changes of the files that do not take effect at once. Each text says when the change
+    will be made.
     """
 
     def to_json(self) -> dict[str, bool | list[str]]:
@@ -71,8 +71,8 @@ class Reloaded(NamedTuple):
 
 
 def reloaded_config(running: BrokerConfig, at_start: bytes, source: ConfigTexts, name: str) -> Reloaded:
-    """Return what a reload of `source`, the new content of server.ini and filters.ini, leads to. The function can be
-    called on any thread, and takes 0.1 ms for each topic.
+    """Return what follows from a reload if server.ini and filters.ini now have the content `source`. The function can
+    be called on any thread, and takes 0.1 ms for each topic.
 
     A reload changes only the settings of topics and the filter classes. If a topic's section lacks a setting, the topic
     takes this setting from the section [system] that the broker has used since its start, not from the new [system]. A
@@ -100,7 +100,9 @@ def reloaded_config(running: BrokerConfig, at_start: bytes, source: ConfigTexts,
 
 
 def _differing_keys(old: bytes, new: bytes) -> tuple[str, ...]:
-    """Return the keys that differ between two versions of a server.ini and that take effect only at a restart."""
+    """Compare two versions of a server.ini. Among the keys that take effect only at a restart, return those whose
+    values differ.
+    """
 
     def sections(source: bytes) -> list[Section]:
         found = parse_ini(source.decode("utf-8", "surrogateescape"), "")

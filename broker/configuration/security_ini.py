@@ -40,8 +40,9 @@ ClientCertificates = Literal["none", "optional", "required"]
 Plain = Literal["loopback", "everywhere", "nowhere"]
 """Which clients may connect without TLS: only clients on this machine, all clients, or no client."""
 Brokers = Literal["required", "tls", "plain"]
-"""How this broker connects to other brokers: with TLS or without TLS. `required` means with TLS. In addition, this
-broker then refuses requests that only brokers send if their connection has not shown a broker's certificate.
+"""How this broker connects to other brokers: with TLS or without TLS. `required` means with TLS. In addition, with
+`required` this broker checks requests of the types that only brokers send: it refuses such a request if the peer has
+not shown a broker's certificate.
 """
 
 Network: TypeAlias = IPv4Network | IPv6Network

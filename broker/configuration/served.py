@@ -19,8 +19,8 @@ def served_settings(config: BrokerConfig) -> dict[str, Any]:
     """Return the settings that clients notice, in the form that the answer to SET_STATUS has: {"system": {option:
     value}, "settings": [{option: value}, …], "topics": {name: number}}.
 
-    settings: all different combinations of options that topics have, without repetitions. topics: for each topic
-    section of server.ini, the index of the topic's combination in `settings`. The function takes 1 µs for each topic.
+    settings: the options of the topics; topics with equal options share one entry. topics: for each topic section of
+    server.ini, the index in `settings` of its entry. The function takes 1 µs for each topic.
     """
     numbers: dict[tuple[object, ...], int] = {}
     topics: dict[str, int] = {}
@@ -43,8 +43,8 @@ def served_settings(config: BrokerConfig) -> dict[str, Any]:
 
 
 def _kind(topic: TopicConfig) -> tuple[object, ...]:
-    """Return a hashable value that represents a topic's options: if two topics have equal values, `_options` returns
-    equal results for them.
+    """Return a hashable value by which topics with equal options are recognized: if this value is equal for two topics,
+    `_options` returns equal results for them.
     """
     return (
         topic.partitions,

@@ -75,9 +75,8 @@ def _integer(low: int = INT32_MIN, high: int = INT32_MAX) -> ReadValue:
 
 
 def _optional(read: ReadValue) -> ReadValue:
-    """Return a function that reads a key with `read` if the key is set, and otherwise returns the default. With a
-    default of None the function returns None for an unset key; without `_optional`, a default of None would make the
-    key required.
+    """Return a function that reads a key with `read` if the key is set, and otherwise returns the default. If the
+    default is None and the key is not set, the function returns None, whereas `read` would treat the key as required.
     """
     return lambda values, key, default: default if values.entry(key) is None else read(values, key, None)
 
@@ -194,8 +193,9 @@ _CHECKED: Mapping[str, ReadValue] = {
     "quartzThreadCount": _integer(),
 }
 """Keys that have an effect only in a Java broker, mostly numbers of threads, each with the function that reads its
-value. This broker ignores their values, but it refuses a value with which a Java broker would refuse to start. So every
-file that this broker accepts is also accepted by a Java broker.
+value. This broker uses the functions only to check the values: it refuses to start with a value with which a Java
+broker would refuse to start, and ignores all other values. So every file that this broker accepts is also accepted by a
+Java broker.
 """
 
 _IGNORED = "closedPartitionMap configFileChecksum lastModified path propertyChangeSupport slaveConfig topicConfigMap"

@@ -80,8 +80,8 @@ class BrokerOptions:
     """The value that replaces BrokerConfig.zone. If it is None, the value of server.ini is used."""
     half_check_seconds: float = 6.0
     """Seconds from a half message's arrival to its first check, unless the producer has sent another number of seconds
-    with the message. The pause between the first check and the second check has the same length. Each later pause is
-    twice as long as the pause before it, but at most an hour.
+    with the message. From the first check to the second one, always this many seconds pass. Each later pause is twice
+    as long as the pause before it, but at most an hour.
     """
     security: str | None = None
     """The path of security.ini (security_ini.py). If it is None, the broker does not use TLS."""
@@ -147,9 +147,8 @@ class TopicConfig:
     the topic as under-replicated. None means that all nodes of the broker set should be in sync.
     """
     readable_partitions: int | None = None
-    """The number of partitions that the broker registers for consumers. `partitions` is the number of partitions that
-    it registers for producers; the two numbers can differ only while partitions are moved to other brokers. None means
-    the same number as `partitions`.
+    """The number of partitions that the broker registers for consumers. The number for producers is `partitions`. The
+    two numbers can differ only while partitions are moved to other brokers. None means the same number as `partitions`.
     """
     filters: Mapping[str, str] = field(default_factory=dict)
     """The filter of each consumer group, by group name. The filter is `package.module:callable`, or a Java class that
@@ -172,7 +171,7 @@ class TopicConfig:
 @dataclass(frozen=True, slots=True)
 class BrokerConfig:
     """The configuration of one broker: the sections [system] and [zookeeper], and the sections of all topics. `system`
-    has the settings from [system] in the form of a topic's settings; a topic without a section of its own uses them.
+    has those settings from [system] that a topic without a section of its own uses.
     """
 
     broker_id: int
@@ -205,7 +204,8 @@ class BrokerConfig:
     """
     copy_bytes_per_second: int = COPY_BYTES_PER_SECOND
     """copyBytesPerSecond: the lowest rate, in bytes per second, at which a leader copies data to a joining node. While
-    producers write, the leader copies more slowly so that it does not delay them, but never more slowly than this.
+    producers write, the leader reduces its rate of copying so that it does not delay the producers, but at most to this
+    rate.
     """
     app_class_path: str | None = None
     """appClassPath: a directory of Python modules with filters. If it is None, filters can only be in installed
@@ -239,8 +239,8 @@ class BrokerConfig:
         topic's name; the broker then refuses messages for the topic.
 
         A topic that only a pattern matches has the settings of [system], not the settings of the pattern's section, as
-        in 1.x. metaq's own topics (own_topics.py) are always accepted. If a section's pattern begins with `%` and
-        matches one of metaq's own topics, this topic has the settings of the section.
+        in 1.x. metaq's own topics (own_topics.py) are always accepted. If the pattern of a section begins with `%`, the
+        section is for metaq's own topics: an own topic that the pattern matches has the settings of this section.
         """
         exact = self.topics.get(name)
         if exact is not None:
@@ -263,9 +263,9 @@ class BrokerConfig:
 
 
 class _Names:
-    """Finds out whether a topic matches any of a set of section names, some of which can be patterns. A client can make
-    the broker look up any topic name, so a look-up must be cheap: its cost grows with the number of patterns, but not
-    with the number of plain names.
+    """Finds out whether a topic matches any of a set of section names, some of which can be patterns. A look-up must be
+    cheap, because clients choose the names that the broker looks up. The time for a look-up grows with the number of
+    patterns among the section names, but not with the number of plain names.
     """
 
     def __init__(self, names: Iterable[str]) -> None:

@@ -1,7 +1,7 @@
 """Append the waiting messages of an internal log's oldest segment to the log's end again, so that the oldest segment
 can be removed.
 
-The waiting messages of all segments can have gigabytes together, so only one segment is rewritten at a time. The
+Only one segment is rewritten at a time, because the waiting messages of all segments can have gigabytes in total. The
 messages keep their ids, because a producer that wants to cancel a delayed message names its id.
 """
 

@@ -2,11 +2,11 @@
 only on the reactor thread.
 
 A DelayedLog gets its information from the log's index units and marks (memory/delayed_records.py). A follower of a
-broker set reads each record that is added to the log. A leader appends the records itself, so it need not read them. A
-mark that says that a message was delivered is written before the message is appended to its partition; so the mark is
-ignored if the message is not in the partition. When a node becomes the leader, it checks for each mark whether the
-messages are in their partitions (in `lead`). Until this check the messages that the mark names stay in the table of
-waiting messages.
+broker set reads each record that is added to the log. A leader appends the records itself, so it need not read them.
+The mark of a delivery is written before the message is appended to its partition. So the mark alone does not prove the
+delivery: if the message is not in the partition, the mark is ignored. When a node becomes the leader, it checks for
+each mark whether the messages are in their partitions (in `lead`). Until this check, messages that a mark names stay in
+the table of waiting messages.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ Find = Callable[[str, int], PartitionLog | None]
 
 
 class _Held(NamedTuple):
-    """A delivery that has a mark in the internal log. It is not known yet whether the messages also reached their
-    partition. mark: the byte offset of the mark in the internal log. group: the messages of the delivery.
+    """A delivery that has a mark in the internal log. It is not known yet whether the messages were also appended to
+    their partition. mark: the byte offset of the mark in the internal log. group: the messages of the delivery.
     """
 
     mark: int
@@ -67,8 +67,9 @@ class _Held(NamedTuple):
 
 class _Unsettled(NamedTuple):
     """A delivery by this leader that a power failure may undo. mark: byte offset of the delivery's mark in the internal
-    log. end: byte offset in the partition `target` where the messages end. least: byte offset in the internal log of
-    the first record of these messages; if the delivery is undone, the log is needed from there on.
+    log. end: byte offset in the partition `target` where the messages end. least: the lowest byte offset in the
+    internal log of a record of these messages. As long as the delivery may be undone, the log is needed from this
+    offset on.
     """
 
     mark: int
@@ -112,8 +113,8 @@ class DelayedLog(LogReader):
         self.reading = False
         """Whether a worker thread is reading due messages now."""
         self.table_unsafe = False
-        """Whether the table of waiting messages, `table`, has due messages that must not be delivered yet, because
-        their records in the internal log are not safe.
+        """Whether `table` contains due messages that must not be delivered yet, because their records in the internal
+        log are not safe.
         """
         self._live: Counter[int] = Counter()  # number of waiting records, by the first offset of their segment
         self._places: dict[
@@ -241,8 +242,8 @@ class DelayedLog(LogReader):
     # --- leading ------------------------------------------------------------------------------------------------------
 
     def lead(self, find: Find) -> list[Group]:
-        """Begin to lead: read the log to its end, and find out for each delivery that has a mark which of its messages
-        are really in their partition. Return the messages that a mark names but that are not in their partition; these
+        """Begin to lead: read the log to its end. For each delivery that has a mark, find out which of its messages are
+        really in the partition. Return the messages that a mark names but that are not in their partition; these
         messages still wait. The caller must write marks that say that these messages were not delivered. Raises
         StoreError.
         """
@@ -281,9 +282,9 @@ class DelayedLog(LogReader):
         self._unsettled.append(_Unsettled(mark, target, group.end, int(offsets.min(initial=mark))))
 
     def settled(self, *, copied: bool) -> int:
-        """Return a byte offset of the internal log: all deliveries whose marks lie before it are certain, which means
-        that no power failure can undo them. copied: if true, a delivery is certain only when also the in-sync nodes of
-        the broker set have its messages, so that readers can see them.
+        """Find out which deliveries are certain, which means that no power failure can undo them. Return a byte offset
+        of the internal log; all deliveries whose marks lie before this offset are certain. copied: if true, a delivery
+        is certain only when also the in-sync nodes of the broker set have its messages, so that readers can see them.
         """
         unsettled = self._unsettled
         while unsettled:
@@ -296,8 +297,8 @@ class DelayedLog(LogReader):
     @property
     def needed_from(self) -> int:
         """The byte offset before which the log is no longer needed: the start of the first segment that is needed. A
-        segment is needed if it has the record of a waiting message, or of a delivered message that would wait again
-        after a power failure.
+        segment is needed if it contains the record of a waiting message, or of a delivered message whose delivery a
+        power failure may undo.
         """
         end, unsettled = (
             self.log.first_offset,
@@ -393,9 +394,9 @@ class DelayedLog(LogReader):
 
 
 def _without(group: Group, ids: Ids) -> Group:
-    """Return a copy of the group in which each of these ids is replaced by NOWHERE, which is not a valid id. The copy
-    keeps the sizes of all messages, because the offset of a message in the partition is computed from the sizes of the
-    messages before it.
+    """Return a copy of the group in which each of these ids is replaced by NOWHERE, which is not a valid id. The sizes
+    of the replaced messages stay in the copy, because the offsets of the messages after them in the partition are
+    computed from these sizes.
     """
     chosen = np.isin(group.ids, ids)
     return group if not chosen.any() else group._replace(ids=np.where(chosen, NOWHERE, group.ids))

@@ -8,7 +8,7 @@ they would have been.
 A delivery first appends one record, the mark, to the internal log. Then the delivery appends the messages to their
 partitions. Both appends happen in one iteration of the reactor, so no request is served between them. After a crash, a
 mark is ignored for messages that are not in their partition (delayed_log.py). So no message is lost or delivered twice
-if the broker crashes between the two appends, or if a new leader has only some of these records.
+if the broker crashes between the two appends, or if a new leader lacks the mark or the messages.
 """
 
 from __future__ import annotations
@@ -93,9 +93,7 @@ class Pended(NamedTuple):
 
 
 class DelayedDelivery(NamedTuple):
-    """The messages that are delivered to one partition together. wanted: the time when each message was due, in Unix
-    ms.
-    """
+    """The messages that one delivery appends to one partition. wanted: when each message was due, in Unix ms."""
 
     group: Group
     write: DueWrite
@@ -174,8 +172,8 @@ class Delays(Memory[DelayedLog]):
         self._contents(target.has_group_commit)
 
     def _check_room(self, count: int) -> None:
-        """Raise AccountSpent if `count` additional messages would be too many. The number of delayed messages is not
-        limited, so this method does nothing; a subclass can limit the number of its messages.
+        """Raise AccountSpent if `count` additional messages would be too many. This class does not limit the number of
+        delayed messages, so its method does nothing; a subclass can override it.
         """
 
     def pend(
@@ -188,8 +186,8 @@ class Delays(Memory[DelayedLog]):
         taken: Sequence[int],
     ) -> Pended:
         """Make the records of delayed messages for the partition `target`. The caller must have called `check` for this
-        partition. For each message, `dues` has the result of `due`, and `taken` has an ordinary message id, such as a
-        message without delay would get in this partition.
+        partition. For each message, `dues` has the result of the method `due`, and `taken` has the message id that the
+        message would get if it were stored now without delay.
         """
         work = self._pend(target, dues, (flags, checksums, bodies, taken))
         while True:
@@ -307,8 +305,8 @@ class Delays(Memory[DelayedLog]):
 
     def _seconds_until(self, due: float) -> float:
         """Return how many seconds to sleep until the time `due` (Unix ms). The result is 0 only if the wall clock has
-        reached `due`. Before that, the result is never less than DELAYED_LEAST_SECONDS, even if inexact clocks and
-        floats would give 0.
+        reached `due`. Before the wall clock has reached `due`, the result is at least DELAYED_LEAST_SECONDS, although
+        inexact floats could give 0.
         """
         if due <= self.now_ms():
             return 0.0
@@ -574,8 +572,9 @@ class Delays(Memory[DelayedLog]):
         return contents.settled(copied=self.writing.copies is not None)
 
     def _tell_returned(self) -> None:
-        """Write marks to the internal logs, because deliveries have failed. The marks say this, so that the messages of
-        these deliveries wait again. If a mark cannot be written now, another attempt is made later.
+        """For deliveries that have a mark but have failed, write another mark to the internal log. This mark says that
+        the delivery has failed, so that its messages wait again. If a mark cannot be written now, another attempt is
+        made later.
         """
         for log, groups in list(self._returned.items()):
             error = self._append_marks(self._of(log), Marks(MarkKind.RETURNED, 0, groups))
@@ -622,9 +621,9 @@ class Delays(Memory[DelayedLog]):
         super().tick()
 
     def _tell_settled(self, contents: DelayedLog) -> None:
-        """If all deliveries of an internal log are certain, write a mark that says so. The mark of each delivery also
-        says which earlier deliveries are certain; the separate mark is needed if no further delivery follows. A
-        delivery is certain if no power failure can undo it.
+        """If all deliveries of an internal log are certain (no power failure can undo them), write a mark that says so.
+        The mark of each delivery also says which earlier deliveries are certain; the separate mark is needed only if no
+        further delivery follows.
         """
         written = self._last_settled.get(contents.log)
         if written is None:
@@ -645,10 +644,9 @@ class Delays(Memory[DelayedLog]):
         return self.needed_from(log)
 
     def rewritten(self, contents: DelayedLog, messages: Sequence[Pending]) -> None:
-        """Called after records of waiting messages were appended to the log's end again (cleaning.py). Earlier marks
-        about these messages are now at lower offsets of the log than the records, so these marks can be removed with an
-        old segment although the messages still wait. A subclass can override this method to append these marks again
-        after the records.
+        """Called after records of waiting messages were appended to the log's end again (cleaning.py). Marks about
+        these messages that were written earlier are in older segments of the log, which may be removed although the
+        messages still wait. A subclass can override this method to append these marks again after the records.
         """
 
     # --- what is shown ------------------------------------------------------------------------------------------------

@@ -25,8 +25,8 @@ class Delayed:
     """Describes a write to an internal log of delayed messages.
 
     target: the partition of the waiting messages, or the partition that the marks are about. pending_id: the id that
-    the first message has in the internal log, or 0 if this id is unknown, which is possible if a producer repeats a
-    numbered send. pended: the records of the messages; it becomes None as soon as they are appended.
+    the first message has in the internal log, or 0 if this id is unknown. It can be unknown if a producer has repeated
+    a numbered send. pended: the records of the messages; it becomes None as soon as they are appended.
     """
 
     target: PartitionLog
@@ -61,7 +61,9 @@ class Deliverer(Protocol):
     def partitions(self) -> Partitions: ...
     @property
     def copies(self) -> object | None:
-        """Not None if the records that this object appends are also copied to other nodes of a broker set."""
+        """An object if the records that the Deliverer appends are also copied to other nodes of a broker set; otherwise
+        None.
+        """
 
     def log(self, topic: str, partition: int, asked: int) -> PartitionLog:
         """Return the log of a partition to which messages are to be appended. Raises the error of a refused put if the

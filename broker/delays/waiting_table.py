@@ -3,12 +3,12 @@ id and a number, 16 bytes in total.
 
 The number is the byte offset of the message's record in its internal log.
 
-(In senders.py it is the number of the message's sender.) The highest bits of an id are the time at which the message is
-due (protocol/delays.py), so ids in ascending order are in the order of these times. The newest ids are in one leaf,
-`_recent`. When `_recent` is full, its ids are moved to the other leaves. Each of these other leaves has its own range
-of ids. A leaf consists of two sorted arrays and of the additions since these arrays were sorted. So an insertion or a
-removal of a message copies the arrays of at most one leaf, and takes O(log n) time. The methods accept batches of ids
-as numpy arrays.
+(In the tables of halves/senders.py it is the number of the message's sender instead.) The highest bits of an id are the
+time at which the message is due (protocol/delays.py), so ids in ascending order are in the order of these times. The
+newest ids are in one leaf, `_recent`. When `_recent` is full, its ids are moved to the other leaves. Each of these
+other leaves has its own range of ids. A leaf consists of an array of sorted ids, an array of their numbers, and the ids
+and numbers that were added after the last sorting. So an insertion or a removal of a message copies the arrays of at
+most one leaf, and takes O(log n) time. The methods accept batches of ids as numpy arrays.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _NOT_HERE: Ids = np.full(1, NOWHERE, np.int64)
 
 
 class _Leaf:
-    """Sorted ids with the byte offsets of their records. Ids that are added later, and their offsets, are in separate
-    arrays until `sort` merges them with the sorted arrays.
+    """Sorted ids with the byte offsets of their records. New ids and their offsets are first in separate arrays; `sort`
+    merges these with the sorted arrays.
     """
 
     __slots__ = ("added_ids", "added_offsets", "ids", "offsets")
@@ -213,7 +213,7 @@ class WaitingTable:
         return ids[order], offsets[order]
 
     def _shares(self, ids: Ids) -> list[tuple[int, int, int]]:
-        """Divide sorted ids into slices, so that all ids of a slice belong to the same leaf. Return a tuple (leaf
+        """Divide sorted ids into slices, one for each leaf to which some of the ids belong. Return a tuple (leaf
         number, start, end) for each slice, where [start, end) are indexes in `ids`.
         """
         firsts, shares, start = self._firsts, [], 0
@@ -243,9 +243,9 @@ class WaitingTable:
         self._firsts[number:number] = [int(part.ids[0]) for part in parts[1:]]
 
     def _each(self, ids: Ids, use: _Use) -> Ids:
-        """Call use(leaf, indexes among the sorted ids, indexes in the leaf) for each leaf that has some of the ids.
-        `use` returns the record offsets of the ids at these indexes. Return all these offsets, with NOWHERE for ids
-        that no leaf has.
+        """Sort `ids`. For each leaf that has some of the ids, call use(leaf, indexes of these ids among the sorted ids,
+        indexes of these ids in the leaf). `use` returns the record offsets of these ids. Return the offsets in the
+        order of `ids`, with NOWHERE for ids that no leaf has.
         """
         if len(ids) == 1:
             return self._one(ids, use)

@@ -25,7 +25,7 @@ interrupted.
 """
 
 SCAN_BYTES = 16 << 20
-"""If the filter rejects records of this many bytes in total before it accepts a record, the broker answers the `get`
+"""If the filter has rejected this many bytes of records and has accepted no record yet, the broker answers the `get`
 without records. The answer gives the offset at which the client should continue.
 """
 
@@ -71,8 +71,8 @@ class Judge:
         """Yield a verdict for each whole record in `data`, which was read from byte `offset` of the partition.
 
         The iteration ends early when the time limit BUDGET_SECONDS has passed, but the first record of a request is
-        always judged. The iteration also ends before a record whose checksum is wrong; the broker sends this record
-        unjudged, and the client detects the damage.
+        always judged. The iteration also ends before a record whose checksum is wrong. The broker sends such a record
+        to the client without asking the filter, and the client detects the damage.
         """
         if self._deadline is None:
             self._deadline = self._seconds() + BUDGET_SECONDS
@@ -106,8 +106,8 @@ class Chosen(NamedTuple):
 
     @property
     def leading(self) -> int:
-        """The number of bytes at the beginning of `data` that belong to accepted records before the first rejected
-        record.
+        """The total size of the accepted records before the first rejected record; these records are at the beginning
+        of `data`.
         """
         apart = np.flatnonzero(self.client_ends != self.stored_ends)
         if not len(apart):
@@ -123,12 +123,12 @@ def choose_records(
 
     read(offset, bytes): returns at most this number of stored bytes, all from one segment; b"" at the end of the
     partition. size: the most bytes of returned records, and the size of each read. largest: a first record longer than
-    `size` is returned as a whole if it has at most this number of bytes. gap: if an answer already has records, it ends
-    as soon as about this many rejected bytes were left out of it. If more bytes than `gap` are rejected before the
-    first accepted record, no record is returned. In this case next_offset is the offset of the first accepted record;
-    but if no record in the first SCAN_BYTES bytes was accepted, next_offset is about SCAN_BYTES higher than `offset`.
-    If no whole record begins at `offset`, the bytes from `offset` on are returned as they were read, and next_offset is
-    `offset`; the client itself handles the incomplete or damaged record.
+    `size` is returned as a whole if it has at most this number of bytes. gap: as soon as about this many rejected bytes
+    were left out of an answer that already has records, no further records are added to the answer. If more bytes than
+    `gap` are rejected before the first accepted record, no record is returned. In this case next_offset is the offset
+    of the first accepted record; but if no record in the first SCAN_BYTES bytes was accepted, next_offset is about
+    SCAN_BYTES higher than `offset`. If no whole record begins at `offset`, the bytes from `offset` on are returned as
+    they were read, and next_offset is `offset`; the client itself handles the incomplete or damaged record.
     """
     parts: list[memoryview] = []
     client_ends: list[int] = []

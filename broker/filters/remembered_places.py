@@ -49,7 +49,7 @@ offset. Java clients commit their offsets every 5 s by default, and pause for 0.
 _MAX_ANSWERS = 4
 """The most answers that are kept for one connection and partition. The last answer alone is not enough in two cases: a
 request has timed out at the client, or the application sends gets of its own in addition to the gets of its consumer.
-In both cases the next request can continue after an earlier answer than the last one.
+In both cases the client's next request can begin where an earlier answer ended, and not the last one.
 """
 
 _MAX_PLACES = 1 << 16
@@ -91,15 +91,12 @@ class Answered(NamedTuple):
 
     @property
     def is_exact(self) -> bool:
-        """Whether the client's offsets equal the stored offsets, because no record was left out of this answer or of an
-        earlier answer.
-        """
+        """Whether the client's offsets equal the stored offsets, both before and after this answer."""
         return self.offset == self.stored and self.size == self.stored_end - self.stored
 
     def place_of(self, offset: int) -> int | None:
-        """Return the offset in the log (the stored offset) that the client means by `offset`. Return None if `offset`
-        does not belong to this answer, or if by the client's count of bytes no record of this answer begins or ends at
-        `offset`.
+        """Return the offset in the log (the stored offset) that the client means by `offset`. Return None if no record
+        of this answer begins or ends at `offset`, as the client counts bytes.
         """
         if offset == self.offset + self.size:
             return self.stored_end
@@ -114,8 +111,9 @@ class Answered(NamedTuple):
 
 
 class FoundOffset(NamedTuple):
-    """The offset of a request, and the stored offset that the client means by it. answers: the remembered answers after
-    which the client can have sent this offset. If there are no such answers, `stored` equals `offset`.
+    """The offset of a request, and the stored offset that the client means by it. answers: those of the remembered
+    answers that have brought the client to this offset, or may have done so. If there are no such answers, `stored`
+    equals `offset`.
     """
 
     offset: int
@@ -184,7 +182,8 @@ class RememberedPlaces:
 
     def claim(self, owner: object, key: Key) -> None:
         """Make the owner the holder of the key. This method must be called before the owner's request is answered.
-        After this call `answered` remembers answers to this owner, until another connection becomes the holder.
+        From then on, until another connection becomes the holder, calls of `answered` for this owner remember its
+        answers.
         """
         holder = self._holders.get(key)
         if holder is None or holder.owner is not owner:
@@ -195,9 +194,8 @@ class RememberedPlaces:
                 self.forget(next(iter(self._holders)))
 
     def answered(self, owner: object, key: Key, found: FoundOffset, answer: Answered) -> None:
-        """Remember the answer to the owner's request at the offset `found`. Drop `found.answers`, the earlier answers
-        to which the offset of this request belongs: the client has processed them, so it will not send an offset in
-        them again.
+        """Remember the answer to the owner's request at the offset `found`. Forget the earlier answers `found.answers`,
+        because by this request the client has shown that it has processed them.
         """
         holder = self._holders.get(key)
         if holder is None or holder.owner is not owner:

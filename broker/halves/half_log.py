@@ -34,7 +34,7 @@ class Questions(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """The outcome of the half messages that `group` names; it is the same for all of them. If they were committed,
+    """The outcome of the half messages that `group` names; all of them have this outcome. If they were committed,
     `group.base` and `group.first_id` are the byte offset and the id of the first message in the partition, and
     `group.sizes` has the sizes of all messages. The offsets and ids of the other messages follow from these values.
     """
@@ -68,7 +68,7 @@ class HalfLog(DelayedLog):
         producers were asked are in this dict.
         """
         self.decided: OrderedDict[int, Decision] = OrderedDict()
-        """The most recent decisions, by message id. Half messages that were decided together share one Decision
+        """The most recent decisions, by message id. Half messages whose outcomes one mark has stored share one Decision
         object.
         """
         super().__init__(log)
@@ -120,8 +120,8 @@ class HalfLog(DelayedLog):
         return returned
 
     def asked_for(self, group: Group) -> None:
-        """Remember how often producers were asked about the half messages of `group`. `group` comes from an `/asked`
-        mark in the internal log; its `sizes` are the numbers of questions.
+        """Remember how often producers were asked about half messages. `group` is from an `/asked` mark in the internal
+        log: for each half message, `group.sizes` has the number of questions.
         """
         for half_id, asked in zip(group.ids.tolist(), group.sizes.tolist(), strict=True):
             self.questions[half_id] = Questions(asked, group.base)
@@ -142,8 +142,6 @@ class HalfLog(DelayedLog):
         return decision.replies()[int((decision.group.ids == half_id).argmax())]
 
     def undecided(self, ids: Ids) -> None:
-        """Remove the decisions to commit these half messages, because the messages were not appended to their
-        partition.
-        """
+        """Forget that these half messages were committed, because they were not appended to their partition."""
         for half_id in ids.tolist():
             self.decided.pop(half_id, None)

@@ -60,8 +60,8 @@ Checked = Sequence[CheckedHalf]
 
 
 class HalfFigures(NamedTuple):
-    """Three numbers about one producer group. `asked` and `parked` count only half messages whose first check is due or
-    was made.
+    """Three numbers about one producer group. The first two numbers count only half messages whose first check is due
+    or was made.
     asked: number of half messages whose outcome the broker asks for. parked: number of half messages whose outcome the
     broker no longer asks for. askers: number of producers whose CHECK_HALVES request waits for half messages.
     """
@@ -102,7 +102,7 @@ class Halves(Delays):
         checks: int,
     ) -> None:
         """first_seconds: seconds from a half message's arrival to its first check. checks: the greatest number of
-        questions about each half message. The other arguments are the same as those of Delays.__init__.
+        questions about each half message. Delays.__init__ describes the other arguments.
         """
         super().__init__(store, make_write, clock, reactor, in_thread)
         self.first_seconds = first_seconds
@@ -150,8 +150,8 @@ class Halves(Delays):
 
     def _running(self) -> float:
         """Return for how many seconds this process has run, without the times when it was suspended. All times in
-        producer_groups.py are times of this clock. If the clock counted these times, all producers would count as gone
-        after a suspension, although they were only unable to reach the broker.
+        producer_groups.py are times of this clock. If this clock also ran during a suspension, all producers would
+        count as gone afterwards, although they only could not reach the broker.
         """
         now = self.seconds()
         if now - self._seen_at <= tuning.HALVES_STEP_SECONDS:
@@ -198,7 +198,7 @@ class Halves(Delays):
             self._groups.add(Half(pending.id, group, pending.place, asked, at, last_ms, producer), now)
 
     def _pause_after(self, asked: int) -> float:
-        """Return how many seconds after the last question about a half message the next question may be asked. asked:
+        """Return the minimum number of seconds between the last question about a half message and the next one. asked:
         number of questions about it so far.
         """
         pause: float = self.first_seconds * 2 ** (asked - 1)
@@ -236,17 +236,15 @@ class Halves(Delays):
         return answer
 
     def _drop_given(self, caller: object, group: str) -> None:
-        """Forget which half messages of this group were handed out to the caller, because the caller's new request
-        shows that it has handled them.
+        """Called when the caller has sent a new request for this group, which shows that it has handled the last
+        answer: forget which half messages this answer had.
         """
         given = self._given.get(caller)
         if given is not None and given.pop(group, None) is not None and not given:
             del self._given[caller]
 
     def _end_poll(self, poll: Poll[Checked], checked: Checked = ()) -> None:
-        """Answer a poll (a waiting CHECK_HALVES request) with the half messages `checked`; by default the answer has
-        none.
-        """
+        """Answer a poll (a waiting CHECK_HALVES request) with the half messages `checked`, by default with none."""
         if not poll.answer.called:
             self._groups.answered(poll, self._running())
             poll.answer.callback(checked)
@@ -292,7 +290,7 @@ class Halves(Delays):
 
     def _answer(self, result: Any, contents: HalfLog, poll: Poll[Checked], halves: Sequence[Half]) -> None:
         """Answer a poll with half messages whose records were read. result: the records of `halves` in the same order,
-        or a Failure if the read has failed. If all records are too many for one answer, `result` has only the first of
+        or a Failure if the read has failed. If the records do not fit into one answer, `result` has only the first of
         them.
         """
         if self._reading.get((poll.caller, poll.group)) is poll:
@@ -397,9 +395,10 @@ class Halves(Delays):
         return self._decided(place, half_id) or EndHalfReply(HalfOutcome.UNKNOWN)
 
     def end_many(self, place: DelayTarget, outcomes: Sequence[tuple[int, HalfOutcome]]) -> Deferred[list[EndHalfReply]]:
-        """Commit or roll back several half messages, like `end`; the replies have the order of `outcomes`. One mark in
-        the internal log names all committed messages that can be read together, and one other mark names the messages
-        that are rolled back.
+        """Commit or roll back several half messages, like `end`; the replies have the order of `outcomes`. Messages
+        whose records are in the page cache are handled in groups, each with as many messages as one turn may read; the
+        others are handled one by one. For each group, one mark in the internal log stores the outcome; committed and
+        rolled-back messages are in different groups.
         """
         return ensureDeferred(self._end_many(place, outcomes))
 
@@ -421,9 +420,9 @@ class Halves(Delays):
         ]
 
     def _read_together(self, contents: HalfLog, ids: Ids) -> tuple[Ids, list[Pending]]:
-        """Read as many of these half messages from this log as one turn may read. Return the ids of the half messages
-        that wait in the log but were not read, and the half messages that were read. If the read would have to wait for
-        the disk, return two empty values.
+        """Read from this log those of these half messages that wait in it, but at most as many as one turn may read.
+        Return the ids of the half messages that wait in the log but exceed this limit, and the half messages that were
+        read. If the read would have to wait for the disk, return two empty values.
         """
         offsets = contents.find(ids)
         here = (offsets != NOWHERE) & (offsets < contents.log.segments.visible_end)

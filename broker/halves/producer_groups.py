@@ -4,10 +4,10 @@ order of their next checks, and the producers that ask for half messages.
 In this module, a producer "asks" if it sends CHECK_HALVES requests ("polls"). In its answer the broker hands out half
 messages, and the producer should then tell the broker their outcomes. Until the outcome of a half message is known, the
 half message is handed out again and again, after longer and longer pauses. While the producer that sent a half message
-asks, no other producer gets this half message, because only the sender knows whether the local work of the transaction
-is still under way. So the half messages of a group and topic are in *lanes*: one lane for each producer that asks, and
-one lane whose half messages every producer of the group may get. When a producer no longer asks (it is *gone*), its
-half messages move to the lanes for everybody.
+asks, the broker hands this half message out to no other producer, because only the sender knows whether the local work
+of the transaction is still under way. So the half messages of a group and topic are in *lanes*: one lane for each
+producer that asks, and one lane whose half messages every producer of the group may get. When a producer no longer asks
+(it is *gone*), its half messages move to the lanes for everybody.
 
 The time of each future event is in one heap, as the event's *alarm*. So the broker finds the next event without
 examining all polls, lanes and producers. The events are: the next half message of a lane is due, the waiting time of a
@@ -81,8 +81,8 @@ class Poll(NamedTuple, Generic[T]):
 class _Lane:
     """The half messages of a group and topic that are handed out only to `producer`; if `producer` is _ANYBODY, to
     every producer of the group. due: entries (at, id), the earliest first; an entry is ignored if its half message has
-    left the lane or its `at` has changed. count: number of half messages in the lane. alarm_at: time of the lane's
-    alarm, or NEVER if the lane has no alarm.
+    left the lane, or if the half message's own `at` is no longer that of the entry. count: number of half messages in
+    the lane. alarm_at: time of the lane's alarm, or NEVER if the lane has no alarm.
     """
 
     __slots__ = ("alarm_at", "count", "due", "group", "producer", "topic")
@@ -102,9 +102,9 @@ class _Lane:
 
 class _Asker:
     """A producer that asks. until: the producer counts as gone from this time on, unless it sends another poll before.
-    The value is NEVER while the producer's poll waits, and _GONE while its half messages are being moved to the lanes
-    for everybody. caller: the connection of the producer's last poll. topics: the topics of the last poll; None means
-    all topics.
+    The value is NEVER while a poll of the producer waits, and _GONE while the half messages that the producer has sent
+    are being moved to the lanes for everybody. caller: the connection of the producer's last poll. topics: the topics
+    of the last poll; None means all topics.
     """
 
     __slots__ = ("caller", "group", "producer", "topics", "until")
@@ -136,7 +136,7 @@ class AskedGroup(Generic[T]):
         self._askers: dict[str, _Asker] = _NONE
         self._lanes: dict[str, dict[str, _Lane]] = {}  # by producer, then by topic
         self.asked = 0
-        """The number of the group's half messages that are not parked, so that they will be handed out now or later."""
+        """The number of the group's half messages that are not parked."""
         self.parked = 0
 
     def _put(self, poll: Poll[T]) -> None:
@@ -186,8 +186,8 @@ _Alarm = tuple[float, int, object]
 class ProducerGroups(Generic[T]):
     """All producer groups of a broker. most: the greatest number of times that a half message is handed out. silent: a
     producer counts as gone this many seconds after its last poll was answered. grace: a producer counts as gone this
-    many seconds after its connection was lost. A producer that has not asked yet counts as gone `grace` seconds after
-    its first half message was added.
+    many seconds after its connection was lost. A producer that has sent a half message and has not sent a poll yet
+    counts as gone `grace` seconds after its first half message was added.
     """
 
     def __init__(self, most: int, silent: float, grace: float) -> None:
@@ -203,17 +203,18 @@ class ProducerGroups(Generic[T]):
         self.asked = self.parked = 0
         """The sums of the groups' `asked` and `parked`."""
         self.presumed_until = -NEVER
-        """A time on the module's clock, set when this node becomes the leader. Until this time, the producers of half
-        messages count as producers that ask even if they have not sent a poll to this node yet, so that they have time
-        to connect to the new leader.
+        """A time on the module's clock, set when this node becomes the leader. Producers need time to connect to the
+        new leader; so until this time, a producer that has sent half messages counts as one that asks even if it has
+        not sent a poll to this node yet.
         """
 
     def __len__(self) -> int:
         return len(self._halves)
 
     def clear(self) -> Iterator[Poll[T] | None]:
-        """Forget all groups. Return an iterator that yields the polls that waited. Because dropping very many groups
-        takes long, the iterator also yields None at points where the caller can let other work run.
+        """Forget all groups. Return an iterator that yields the polls that waited. The iterator also drops the groups,
+        which takes long if there are very many; so it also yields None at points where the caller can let other work
+        run.
         """
         left = _left(self._groups, self._halves, self._callers, self._alarms)
         self._groups, self._halves, self._callers, self._alarms = {}, {}, {}, TimedEntries()
@@ -276,9 +277,9 @@ class ProducerGroups(Generic[T]):
 
     def take(self, poll: Poll[T], now: float) -> list[Half] | None:
         """Return due half messages that the poll may get, at most as many as the poll's limit. For each of these half
-        messages the caller must later call `put_off`, unless the outcome is decided before. Return None if _LOOKED_AT
-        entries were examined without finding a half message that the poll may get; the caller must then call `wait` for
-        the poll, so that the examination continues later.
+        messages the caller must later call `put_off`, unless the outcome is decided before. The examination of the
+        lanes ends after _LOOKED_AT entries. If none of these is a half message that the poll may get, return None; the
+        caller must then call `wait` for the poll, so that the examination continues later.
         """
         group = self._group(poll.group)
         found: list[Half] = []
@@ -420,8 +421,8 @@ class ProducerGroups(Generic[T]):
         return asker.topics is None or half.place[0] in asker.topics
 
     def _goes(self, asker: _Asker) -> None:
-        """Record that a producer is gone. Later turns move its half messages to the lanes for everybody, so that every
-        producer of its group may tell their outcomes.
+        """Record that a producer is gone. In later turns the half messages that it has sent are moved to the lanes for
+        everybody, so that the broker can ask every producer of the group about them.
         """
         self._leaves(asker.caller, asker.group)
         if asker.producer in self._groups[asker.group]._lanes:

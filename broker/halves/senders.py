@@ -27,9 +27,9 @@ class _Sender:
 
 
 class Senders:
-    """Counts, in the account `places`, how many waiting half messages each address has sent. If a half message arrived
-    at an earlier leader or before a restart, its sender is unknown, and it counts for NOBODY. Each half message with an
-    address takes 16 bytes of memory.
+    """Counts, in the account `places`, how many waiting half messages each address has sent. The sender of a half
+    message is unknown if another leader has received the message, or if the message arrived before the broker's
+    restart; such a half message counts for NOBODY. Each half message with an address takes 16 bytes of memory.
     """
 
     def __init__(self, places: Shares) -> None:
@@ -57,8 +57,8 @@ class Senders:
         self._count(sender, len(ids))
 
     def went(self, ids: Ids, count: int) -> None:
-        """Decrease the counts, because half messages no longer wait. count: how many of the messages `ids` have waited
-        until now; the other ids are ignored.
+        """Decrease the counts of the senders of the half messages `ids`, because these no longer wait. count: how many
+        of the messages have waited until now; ids of other messages are ignored.
         """
         numbers = self._numbers.remove(ids)
         for number, mine in zip(*(each.tolist() for each in np.unique(numbers, return_counts=True)), strict=True):

@@ -4,7 +4,7 @@ A foreign page can send requests by means of forms and images. The browser then 
 Origin. A foreign page can also use DNS rebinding: its owner makes the page's own domain point to this machine. The
 browser then takes the broker's pages for pages of the foreign site, so the foreign page can send every request that the
 broker's pages can send. But the header Host of such requests has the foreign domain. Programs other than browsers send
-no header Origin, and their header Host has the name by which they have found this machine.
+no header Origin. Their header Host contains the host name or address to which they have connected.
 """
 
 from __future__ import annotations

@@ -45,8 +45,9 @@ _log = logging.getLogger(__name__)
 _KEPT_LINES = 500
 
 _UNKNOWN_ID = 0
-"""When an operator makes a consumer group skip messages, the group's new offset is written to ZooKeeper together with
-this message id, because the id of the next message is not known. 1.x's dashboard does the same.
+"""When an operator makes a consumer group skip messages, the group's new offset is written to ZooKeeper. An offset in
+ZooKeeper has a message id, too; as in 1.x's dashboard, this number is written as the id, because the id of the next
+message is not known.
 """
 
 T = TypeVar("T")
@@ -251,8 +252,8 @@ class Dashboard:
 
     async def _in_thread(self, asks: Callable[[], T]) -> T:
         """Run a function in a worker thread and return its result; the function sends requests to ZooKeeper. Raises
-        AccountSpent if too many pages wait for ZooKeeper. Without this limit, while ZooKeeper does not answer, the
-        waiting pages would occupy all worker threads, which must also sync messages.
+        AccountSpent if too many pages wait for ZooKeeper. The worker threads must also sync messages. Without this
+        limit, waiting pages could occupy all of them while ZooKeeper does not answer.
         """
         pages = self.broker.account.pages
         pages.check(NOBODY)
@@ -299,8 +300,8 @@ class _Root(Resource):
         return self._show(request, words, lambda: self._change(words, request), changes=True)
 
     def _show(self, request: Request, words: list[str], show: Callable[[], View], *, changes: bool) -> int:
-        """Make a page and send it, if the gate admits the request. If too many pages are being made or sent at this
-        moment, the request is refused.
+        """Make a page and send it, if the gate admits the request. If too many other pages are being made or sent at
+        this moment, refuse the request.
         """
         host = host_of(request)
         address = account_address(host)
@@ -411,8 +412,8 @@ class _PartitionProgress(NamedTuple):
 
 
 class _PartitionOwned(CoordinationError):
-    """The error if an operator wants to change a consumer group's offset in a partition that a consumer of the group
-    owns now.
+    """Raised if an operator wants to change the offset of a consumer group in a partition, and a consumer of this group
+    owns the partition now.
     """
 
 

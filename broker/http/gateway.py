@@ -65,8 +65,8 @@ class Gateway(Resource):
         }
 
     def render(self, request: Request) -> int:
-        """Serve an HTTP request at once, or, if other work must be done first, in the next turn of the client address
-        that has sent the request.
+        """Serve an HTTP request at once, or, if other work waits already, in the next turn of the client address from
+        which the request came.
         """
         lost = request.notifyFinish()
         lost.addErrback(lambda _: None)  # the client has left; its answer is dropped

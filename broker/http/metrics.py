@@ -72,9 +72,9 @@ def exposition(broker: Broker) -> Pieces:
 
 
 def _labelled(label: str, value: str) -> str:
-    """Return a label with its value. Invalid UTF-8 is escaped, because it would make the whole page invalid. A value
-    with invalid UTF-8 can be a path in another encoding, or a name in a message that an earlier version of the broker
-    accepted.
+    """Return a label with its value. Invalid UTF-8 is escaped, because it would make the whole page invalid. Two kinds
+    of values can have invalid UTF-8: a path in another encoding, and a name that an earlier version of the broker has
+    accepted in a message.
     """
     text = value if is_utf8(value) else str(value.encode("utf-8", "backslashreplace"), "utf-8")
     escaped = text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
@@ -184,8 +184,8 @@ def _topics(broker: Broker) -> Metrics:
 
 
 def _replication(status: ReplicationStatus) -> Metrics:
-    """Yield the metrics of a broker that takes part in 1.x's replication. There are metrics about single partitions
-    only for an asynchronous slave.
+    """Yield the metrics of a broker that takes part in 1.x's replication. Only an asynchronous slave has the metrics
+    about the copies of its partitions.
     """
     if status.role != "sync-slave":  # it does not know whether its master is connected
         text = "1 while connected to the other broker"
@@ -206,8 +206,8 @@ def _replication(status: ReplicationStatus) -> Metrics:
 
 
 def _moves(moves: Sequence[MoveFigures]) -> Metrics:
-    """Yield the metrics about moves of partitions. The metrics are about the moves to this broker, which this broker
-    drives, and about the moves from this broker for which it has already closed its partitions.
+    """Yield the metrics about moves of partitions. These are the moves to this broker, which it drives, and those moves
+    from this broker whose partitions it has already closed.
     """
     named = [((each.move.topic, each.move.name, str(each.move.target)), each) for each in moves]
     labels = ("topic", "from", "to")

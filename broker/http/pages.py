@@ -63,10 +63,9 @@ def _as_it_is(row: Any) -> Sequence[Cell]:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table; the cells of a row are made only when the page is written up to this row. cells: returns the cells of a
-    row. links: maps the name of a column to the prefix of its links, if the column's cells are links. action: returns
-    the button of a row, or None if the row has no button. An HTML page shows PAGE_ROWS of the rows at a time; JSON has
-    all rows.
+    """A table. The cells of a row are made only when the row is written. cells: returns the cells of a row. links: maps
+    the name of a column to the prefix of its links, if the column's cells are links. action: returns the button of a
+    row, or None if the row has no button. An HTML page shows PAGE_ROWS of the rows at a time; JSON has all rows.
     """
 
     columns: Sequence[str]
@@ -79,8 +78,8 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A plain text on a page. lines: yields the lines including their line ends, each at the moment when it is written;
-    also yields None at points where the broker can serve other requests, as in Pieces.
+    """A plain text on a page. lines: yields the lines including their line ends; each line is made only when it is
+    written. Like Pieces, also yields None at points where the broker can serve other requests.
     """
 
     lines: Iterable[str | None]
@@ -103,8 +102,8 @@ class Page:
 
 def to_json(page: Page) -> Pieces:
     """Yield the page as one JSON object. The page's tables and texts are the values of the object. The key of each
-    value is the title of the table or text, or, if the table or text has no title, the title of the page. A table
-    becomes a list of objects, and a text becomes a string.
+    value is the title of this table or text; if it has no title, the key is the title of the page. A table becomes a
+    list of objects, and a text becomes a string.
     """
     yield "{"
     between = ""

@@ -81,7 +81,7 @@ class _Channel(HTTPChannel):
 
     def dataReceived(self, data: bytes) -> None:  # noqa: N802
         """Handle received data. If the handling raises an exception, log one line and close the connection. Twisted
-        itself would log a traceback for each such request, so a client could fill the log.
+        itself would log a traceback for each such exception, and a client could fill the log by causing many.
         """
         try:
             super().dataReceived(data)
@@ -118,8 +118,8 @@ class _Channel(HTTPChannel):
         super().connectionLost(reason)
 
     def holds(self, body_bytes: int) -> None:
-        """Tell the account how many bytes of the request's body were received, because the account limits the bytes of
-        unfinished requests. body_bytes: the number of received bytes, or 0 when the request is done.
+        """Tell the account, which limits the bytes of unfinished requests, how many bytes of this connection's request
+        were received. body_bytes: the number of received bytes, or 0 when the request is done.
         """
         unfinished = self.shared.account.unfinished
         if unfinished.has(self, self.address, body_bytes, False, self._cut_slow):
@@ -184,9 +184,8 @@ class _Channel(HTTPChannel):
             self.transport.pauseProducing()
 
     def loseConnection(self) -> None:  # noqa: N802
-        """Close the connection when the client has received all its answers. After IDLE_SECONDS close the connection
-        even if the client has not received all answers, because the broker cannot find out whether the client is still
-        receiving them.
+        """Close the connection when the client has received all its answers. Close it after IDLE_SECONDS in any case:
+        the broker cannot find out whether the client is still receiving the answers.
         """
         self._wait()
         super().loseConnection()
@@ -240,7 +239,7 @@ class _GuardedRequest(Request):
 
     def gotLength(self, length: int | None) -> None:  # noqa: N802
         """Prepare to keep the request's body in memory, where the account limits the size of the body. (Twisted would
-        store a large body in a file; then the broker's limit of open files would not include this file.)
+        store a large body in a file, which the broker's limit of open files does not take into account.)
         """
         self.content = BytesIO()
         self._check(length or 0)
@@ -307,9 +306,9 @@ class HttpPorts:
 
     If another program uses the dashboard's port, the broker only logs a line and starts without the dashboard, because
     the dashboard is not needed to serve messages. If another program uses the gateway's port, a ConfigError is raised,
-    because the gateway serves messages. The dashboard can change the broker, so it listens on the interface from which
-    admin requests may come. The gateway serves clients as the broker's own port does, so it listens on the same
-    interface as that port.
+    because the gateway serves messages. The dashboard listens on the interface from which admin requests may come,
+    because operators can change the broker by the dashboard. The gateway serves clients as the broker's own port does,
+    so it listens on the same interface as that port.
     """
 
     def __init__(

@@ -34,9 +34,9 @@ def write_sheet(
     turns: ConnectionTurns, address: str, request: Request, sheet: Sheet, failed: Callable[[Failure], Sheet]
 ) -> None:
     """Write a sheet in turns, and finish the request. The time of these turns counts for `address`, the client address
-    that asked for the page. failed: if the first piece of the page cannot be made, so that nothing was written yet, the
-    sheet that `failed` returns is written in place of the page. If a later piece cannot be made, the connection is
-    closed, so that the client notices that the page is incomplete. Used only on the reactor thread.
+    that asked for the page. failed: called if the first piece of the page cannot be made; the sheet that it returns is
+    then written in place of the page. If a later piece cannot be made, the connection is closed, so that the client
+    notices that the page is incomplete. Used only on the reactor thread.
     """
     _Writer(turns, address, request, sheet, failed).begin()
 

@@ -129,14 +129,16 @@ def is_data_directory(path: Path) -> bool:
 
 
 def data_directories_near(path: Path) -> list[Path]:
-    """Return the sorted data directories that a metaq broker has used and that are at most two levels below `path`."""
+    """Find the data directories at most two levels below `path` that a metaq broker has used, and return them
+    sorted.
+    """
     return sorted(lock.parent for depth in ("*", "*/*") for lock in path.glob(f"{depth}/{LOCK_NAME}"))
 
 
 def stored_topics(path: Path) -> dict[str, int]:
-    """For each topic that has partitions in the data directory `path`, return the highest partition number plus one. If
-    the name of a partition's directory would prevent a broker's start, this function raises the error that the start
-    would raise.
+    """Return, for each topic with partitions in the data directory `path`, the highest number of such a partition plus
+    one. If the name of a partition's directory would prevent a broker's start, this function raises the error that the
+    start would raise.
     """
     return {each.topic: each.partition + 1 for each in scan_data_paths(REAL_FILES, [str(path)])}  # in order
 
@@ -144,8 +146,8 @@ def stored_topics(path: Path) -> dict[str, int]:
 class StoredNode(NamedTuple):
     """What the files in a data directory say about the broker set's node that has used the directory. instance: the
     identifier of the node's data. epoch: the highest epoch that the node has seen. copied: whether the directory is a
-    copy of a node's directory. If the directory is a copy, `instance` is a new random identifier, because the stored
-    identifier belongs only to the data in the original directory.
+    copy of a node's directory. The identifier that the files contain belongs only to the data in the original
+    directory; so for a copy, `instance` is a new random identifier.
     """
 
     instance: str
@@ -239,8 +241,8 @@ def _inspect_set(files: Files, path: Path) -> Iterator[Finding]:
 @dataclass(slots=True)
 class JournalReport:
     """The result of the inspection of the journal. files: number of the journal's files. returning: for each partition,
-    the number of bytes that the broker's next start will copy from the journal to the partition, after the partition's
-    last good record.
+    the number of bytes that the next start of a broker will copy from the journal to the end of the partition, because
+    the partition lacks them.
     """
 
     path: str

@@ -31,8 +31,8 @@ class SegmentList:
     segments: tuple[SegmentFile, ...]
     unsafe: int
     """The index in `segments` of the first segment that the next start of a broker will check, because its records may
-    not be synced. If this segment or a later one has bad bytes, the start cuts the partition off where these bytes
-    begin. The index is 0 if there are no segments.
+    not be synced. If the start finds bytes that belong to no good record in this segment or a later one, it cuts the
+    partition off where these bytes begin. The index is 0 if there are no segments.
     """
     archives: int
     quarantined: tuple[str, ...]
@@ -182,8 +182,8 @@ def inspect_partition(
 
 def _add(report: PartitionReport, found: SegmentReport, last: bool, unsafe: bool, in_use: bool) -> None:
     """Add the report about a segment to the report about its partition. last: whether the segment is the partition's
-    last one. unsafe: whether the next start of a broker will check this segment, and cut the partition at bad bytes in
-    it.
+    last one. unsafe: whether the next start of a broker will check this segment; if so, it cuts the partition at bad
+    bytes that it finds there.
     """
     counted = report.records is not None and found.records is not None
     report.records = (report.records or 0) + (found.records or 0) if counted else None
@@ -221,8 +221,8 @@ def _add_keys(report: PartitionReport, file: SegmentFile, state: KeysState) -> N
 
 def _bad_finding(file: SegmentFile, bad: BadRange, last: bool, judged: bool, promised: bool, in_use: bool) -> Finding:
     """Return the finding for bad bytes. last: whether the bytes are in the partition's last segment. judged: whether
-    the next start of a broker will check these bytes, and cut the partition where they begin. promised: whether,
-    according to the index, there were once synced records at the offsets of the bad bytes.
+    the next start of a broker will check these bytes; if so, it cuts the partition where they begin. promised: whether
+    the bytes begin before the offset up to which, according to the index, the records were synced.
     """
     size = bad.end - bad.start
     where = f"[{bad.start}, {bad.end})"

@@ -88,8 +88,8 @@ class SegmentReport:
     misplaced: bool = False
     """Whether a MISLEADING index has wrong offsets or sizes, and not only wrong message ids."""
     promised_end: int = 0
-    """The offset in the partition up to which the records were synced to the disk, according to the index. This offset
-    is taken from the index even if a broker's start would not trust the index.
+    """The offset in the partition up to which the records were synced to the disk, according to the index. The value is
+    set even if a broker's start would not trust this index.
     """
 
 
@@ -168,9 +168,9 @@ def _read(
 
 
 def _checked_index(files: Files, report: SegmentReport, known: Checkpoint | None) -> Checkpoint | None:
-    """Check the blocks of the index, and return its checkpoint, up to which the index can be compared with the records.
-    Return None if the index has no checkpoint with checksums, so that nothing can be compared, or if a block is
-    damaged. If a block is damaged, describe the damage in `report`.
+    """Check the blocks of the index. If they are good, return the index's checkpoint; the caller compares the units
+    before it with the records. Return None if the index has no checkpoint with checksums, so that nothing can be
+    compared, or if a block is damaged. If a block is damaged, describe the damage in `report`.
     """
     file = report.file
     if known is None or known.crc is None:
@@ -196,8 +196,8 @@ def _judge(files: Files, fd: int, file: SegmentFile, start: int, end: int) -> Ba
 
 
 class _IndexComparison:
-    """Compares the units of an index, up to its checkpoint, with the good records at the units' offsets. Units whose
-    offset lies in bad bytes are not compared: they belong to records that were damaged after the index was written.
+    """Compares the units of an index, up to its checkpoint, with the good records at the units' offsets. Units at
+    offsets in bad bytes are not compared, because their records were damaged after the index was written.
     """
 
     def __init__(self, files: Files, file: SegmentFile, known: Checkpoint) -> None:
@@ -208,8 +208,8 @@ class _IndexComparison:
         """Whether a unit of the index was found whose offset or size differs from its record."""
 
     def agrees(self, units: UnitArray) -> bool:
-        """Return whether the index agrees with a sequence of adjacent good records. units: the units that the index
-        should have for these records. Raises OSError.
+        """Return whether the units of the index for a sequence of adjacent good records are right. units: the units
+        that the index should have for these records. Raises OSError.
         """
         units = units[units["offset"] < self._known.end]
         if not len(units):

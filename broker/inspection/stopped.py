@@ -59,8 +59,8 @@ class DataDirectory:
 
     def existing(self, topic: str, partitions: Sequence[int]) -> list[Path]:
         """Return the directories of these partitions. Raises StoreError if one of the directories does not exist, or if
-        the journal has messages of one of the partitions, because the next start of a broker would write these messages
-        again.
+        the journal has messages of one of the partitions: the next start of a broker would write these messages into
+        the partition again.
         """
         journaled = read_journal(REAL_FILES, str(self.path)).entries
         for name in (f"{topic}-{partition}" for partition in partitions):
@@ -95,9 +95,9 @@ class DataDirectory:
         return moves if offset < 0 else moves[::-1]
 
     def replayed(self, topic: str, partitions: Sequence[int]) -> list[str]:
-        """Return the names of the given partitions that have commits in the transaction log. If such a partition were
-        deleted or renamed, the next start of a broker would write the messages of these commits to a partition with
-        this name again.
+        """Return the names of the given partitions that have commits in the transaction log. If an operator deletes or
+        renames such a partition, the next start of a broker creates the partition again under its old name and writes
+        the messages of these commits to it.
         """
         log = self.path / DIRECTORY
         if not log.is_dir():

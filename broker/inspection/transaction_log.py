@@ -128,8 +128,8 @@ class _Inspection:
 
     def _settled(self, number: int, offset: int) -> bool:
         """Return whether the next start of a metaq broker will begin to replay the log at a later position than this
-        one. If so, no start will read this position any more, because each start begins at the same position as the
-        start before it or at a later one.
+        one. If so, no later start will read this position either, because the position where a start begins never moves
+        back.
         """
         start = self._report.replay_from
         return start is not None and (number, offset) < start and start[0] <= max(self._paths) + 1
@@ -190,9 +190,9 @@ class _Inspection:
                 self._replayed[block.store] += 1
 
     def _incomplete(self, number: int, ended: Ended) -> None:
-        """Add a finding about a commit whose messages are damaged in the transaction log and are not in the partitions
-        at the offsets that the log names. The finding does not say that the messages are lost, because a broker's start
-        also looks for them elsewhere in the partitions.
+        """Add a finding about a commit: its messages are damaged in the transaction log, and the partitions do not have
+        them at the offsets that this log names. The finding does not say that the messages are lost, because a broker's
+        start also looks for them elsewhere in the partitions.
         """
         key, at = ended.operation.tx_key, ended.entry.offset
         text = f"messages of {key}, committed at byte {at}, are damaged"

@@ -40,16 +40,16 @@ class Kept(Protocol):
 
     async def write_anew(self, log: PartitionLog) -> int:
         """Append the needed content of the log's oldest part to its end again, with pauses in which the reactor can do
-        other work. Return a byte offset: as soon as the appended records are on the disk, no record before this offset
-        is needed any more. Raises OSError, MetaqError.
+        other work. Return the byte offset before which no record is needed any more as soon as the appended records are
+        on the disk. Raises OSError, MetaqError.
         """
 
 
 class Compaction:
     """Compacts the logs of one internal topic while this node leads. Used only on the reactor thread.
 
-    Segments without any needed records are dropped. If a log is too long even without these segments, the needed
-    content of its oldest part is appended to its end again (rewritten); only one log is rewritten at a time. As soon as
+    Segments without any needed records are dropped. If a log is too long without having such segments, it is rewritten:
+    the needed content of its oldest part is appended to its end again. Only one log is rewritten at a time. As soon as
     the rewritten records are on the disk, the segments in which they were before are dropped.
     """
 
@@ -59,8 +59,8 @@ class Compaction:
         self._reactor = reactor
         self._job: Deferred[None] | None = None
         self._written: dict[PartitionLog, tuple[int, int]] = {}
-        """For each log that was rewritten and whose new records may not be on the disk yet: the byte offset that
-        `write_anew` has returned, and the log's end after the rewrite.
+        """The logs that were rewritten and whose new records may not be on the disk yet. For each such log: the byte
+        offset that `write_anew` has returned, and the log's end after the rewrite.
         """
         self._not_before = self._slice_ends = 0.0
 

@@ -10,15 +10,15 @@ alone tell which messages were stored, when each message is due, and which parti
     a group          bytes u16 | topic | partition u32 | base i64 | first id i64 | count u32 | count × id i64 |
                      count × size u32                                                                   all big-endian
 
-"Written anew" denotes a record that was appended again, so that an older segment could be removed. The id in the header
-of a waiting message's record is its pending id (protocol/delays.py). taken: the ordinary message id that the message
-got when it arrived; this id includes the time of arrival. flag, checksum and body have the values that the producer has
-sent.
+A record "written anew" is a copy of an older record; it was appended so that the older record's segment could be
+removed. The id in the header of a waiting message's record is its pending id (protocol/delays.py). taken: the ordinary
+message id that the message got when it arrived; this id includes the time of arrival. flag, checksum and body have the
+values that the producer has sent.
 
 A group in a `/delivered` record says that the messages in the group are delivered: that they were appended to their
 partition, from byte `base` on. The group has the messages' sizes; the first message got the id `first id`. The group is
-written before the messages are appended. If the broker crashes between the two writes, the group is wrong; so it is
-ignored for messages that are not in the partition. A group of `/cancelled` says that the messages will not be
+written before the messages are appended. If the broker crashes between the two writes, the group names messages that
+are not in the partition; for these messages it is ignored. A group of `/cancelled` says that the messages will not be
 delivered. A group of `/returned` says that the messages were not delivered although an earlier `/delivered` mark names
 them, so that they wait again. In groups of `/cancelled` and `/returned`, base and first id are 0. A group of `/asked`
 is about half messages: `size` tells how often producers were asked for the outcome of each message, and `base` is the
@@ -92,7 +92,7 @@ class MarkKind(StrEnum):
 
 
 MARKS = {tag_hash(kind): kind for kind in MarkKind}
-"""The kinds of marks, by tag hash: a record with marks has an index unit with the tag hash of the marks' kind. By
+"""The kinds of marks, by tag hash. The index unit of a record with marks has the tag hash of the marks' kind. By
 chance, the name of a partition can have the same tag hash as a kind of mark. So if a unit has such a tag hash, only the
 record itself tells whether it contains marks or a message for this partition.
 """
@@ -116,8 +116,8 @@ class Pending(NamedTuple):
 
 @lru_cache(1 << 14)
 def _front(place: DelayTarget, anew: bool = False) -> tuple[bytes, int, int]:
-    """Return three values for the record of a message that waits for this partition: the bytes between the header and
-    the field `taken`, the CRC-32 of these bytes, and the hash of the record's attribute.
+    """Return three values that all records of messages that wait for this partition have in common: the bytes between
+    the header and the field `taken`, the CRC-32 of these bytes, and the hash of the record's attribute.
     """
     name = f"{_ANEW if anew else ''}{place[0]}-{place[1]}"
     encoded = name.encode("utf-8")
@@ -145,7 +145,7 @@ def place_of(record: Buffer) -> tuple[DelayTarget, bool]:
 
 
 def overhead(place: DelayTarget) -> int:
-    """Return by how many bytes the record of a message for this partition is longer in the internal log than in the
+    """Return how many bytes longer the record of a message for this partition is in the internal log than in the
     partition.
     """
     return len(_front(place)[0]) + _HEAD.size

@@ -1,9 +1,9 @@
 """A broker's memory of one kind of message, such as delayed messages. A memory consists of tables that are built from
 the kind's internal logs.
 
-The table in `assembly/kinds.py` lists all kinds. All code that treats the kinds alike iterates over this table and
-contains nothing about any single kind: the code of the broker, of broker sets, of `stats` and `/metrics`, of moves of
-partitions, and of `metaq check`. CONTRIBUTING.md says how to add a kind.
+The table in `assembly/kinds.py` lists all kinds. The code of the broker, of broker sets, of `stats` and `/metrics`, of
+moves of partitions, and of `metaq check` goes through this table, and treats all kinds alike. CONTRIBUTING.md says how
+to add a kind.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ class Memory(ABC, Generic[R]):
     item: str | None = None
     """The item of `stats` that shows `lines`, or None if there is no such item."""
     followed: int
-    """How much of an internal log a follower reads at once: the argument `most` of `LogReader.read_on`."""
+    """The argument `most` that a follower passes to `LogReader.read_on`: about how much of an internal log is read at
+    once.
+    """
 
     def __init__(self, store: Store, clock: Callable[[], float], reactor: ReactorTime) -> None:
         """store: an open store. clock: returns seconds since 1970."""
@@ -137,8 +139,8 @@ class Memory(ABC, Generic[R]):
 
     async def write_anew(self, log: PartitionLog) -> int:
         """Append the needed content of the log to its end again, with pauses in which the reactor can do other work.
-        (Compaction demands this only for the log's oldest part; this method does it for the whole log.) Return a byte
-        offset: as soon as the appended records are on the disk, no record before this offset is needed any more. Raises
+        (Compaction demands this only for the log's oldest part; this method does it for the whole log.) Return the byte
+        offset before which no record is needed any more as soon as the appended records are on the disk. Raises
         OSError, StoreError.
         """
         log.roll()
@@ -149,9 +151,9 @@ class Memory(ABC, Generic[R]):
         return start
 
     def _state(self, log: PartitionLog) -> Iterator[bytes]:
-        """Yield the bodies of new records that together contain everything that this memory has read from the log and
-        still needs. Between two bodies, other requests can be served and can change the memory; so each body must be
-        made only when it is yielded.
+        """Yield the bodies of new records, which contain everything that this memory has read from the log and still
+        needs. Between two bodies, other requests can be served and can change the memory; so each body must be made
+        only when it is yielded.
         """
         raise NotImplementedError(f"{type(self).__name__} writes nothing anew in this way")
 
@@ -170,7 +172,7 @@ class Memory(ABC, Generic[R]):
     def left_behind(self, topic: str, partitions: Sequence[int]) -> str | None:
         """Return why these partitions cannot be moved to another broker yet, or None if they can. While this memory has
         entries about a partition (for example delayed messages), the partition cannot be moved, because the entries
-        would stay on this broker. Before this method is called, the broker has stopped accepting new messages of this
-        kind for these partitions (Partitions.is_leaving), so the entries become fewer.
+        would stay on this broker. When this method is called, the broker already accepts no new messages of this kind
+        for these partitions (Partitions.is_leaving); so the entries become fewer and finally disappear.
         """
         return None

@@ -13,8 +13,8 @@ commit, and one for other partitions.
 [base, end): the byte offsets in the partition that the records get if their append succeeds. A row is written before
 the append. If the partition's message at `base` does not have the row's `first id`, the append did not happen, and the
 row is ignored. If `records` is 0, the row cancels earlier rows of the same producer and partition. A row with producer
-0 is not about a write. Its `first id` contains a time instead: the broker has possibly forgotten rows that were stored
-before this time, because there were too many producers.
+0 is not about a write. Its `first id` contains a time instead. Rows that were stored before this time may be missing:
+the broker forgets old rows if there are too many producers.
 
 The high bits of `records` mark a row about delayed or half messages. In a row about delayed or half messages, `base`
 and `end` are byte offsets in an internal log of such messages (delayed_records.py). The `first id` of such a row is the
@@ -83,8 +83,8 @@ _COLUMNS = np.dtype(
 ROW_BYTES = _ROW.size
 
 FORGOTTEN = 0
-"""The producer number of a row that contains a time in place of a write; the broker may have forgotten rows that were
-stored before this time. Older versions of the broker, which do not know such rows, ignore them.
+"""The producer number of a row that is not about a write but contains a time; the broker may have forgotten rows that
+were stored before this time. Older versions of the broker, which do not know such rows, ignore them.
 """
 
 DELAYED_ROW = 1 << 31
@@ -150,8 +150,8 @@ def pending_log(records: int) -> tuple[str, bool]:
 
 
 def first_bytes(records: int) -> int:
-    """Return how many bytes must be read to get the id of the first record that a row describes (a row describes one or
-    more records). records: the field `records` of the row.
+    """A row describes one or more records. Return how many bytes of the first of these records must be read to get its
+    id. records: the field `records` of the row.
     """
     return FRONT_BYTES if records & DELAYED_ROW else HEADER_BYTES
 
@@ -244,8 +244,8 @@ def _table(end: int, pieces: list[bytes], places: list[tuple[int, int]], names: 
 def cut_torn_writes(
     files: Files, snapshot: Snapshot, first_offset: int, directories: Mapping[str, PartitionDirectory]
 ) -> None:
-    """Cut off each partition's end if a numbered write there is incomplete, because the broker process died during the
-    write.
+    """If the broker process died during a numbered write, the end of a partition may have only a part of this write.
+    Cut this part off.
 
     No message is lost: the incomplete write was never acknowledged, and its producer will repeat all of it. (If a
     process is killed during a large write, the kernel may have written only some pages of it.) directories: the

@@ -26,8 +26,8 @@ class Leadership(Protocol):
 
     @property
     def leads_now(self) -> bool:
-        """Whether it is certain that this node is the leader at this moment, because no other node can have been
-        elected.
+        """Whether it is certain that this node is the leader at this moment and that no other node was elected in the
+        meantime.
         """
 
     def replicate(self, entries: tuple[()], lane: Lane, done: Callable[[MetaqError | None], None], /) -> None:

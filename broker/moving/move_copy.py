@@ -30,9 +30,9 @@ in its statistics.
 
 _FETCHES_PER_SECOND = 10
 _LEAST_FETCH_BYTES = 1 << 16
-"""The least number of bytes to fetch at once. A move with a low rate fetches few bytes at once, so that it does not
-load the source's disk and network in bursts. If a move fetched fewer bytes than this number at once, it would fetch
-nearly every message separately.
+"""The least number of bytes to fetch at once. A move with a low rate fetches few bytes at once, so that the load of the
+source's disk and network is even. If a move fetched fewer bytes than this number at once, it would fetch nearly every
+message separately.
 """
 
 _PAUSE_SECONDS = 0.02
@@ -104,8 +104,8 @@ class MoveCopy:
         return goes_on()
 
     def _check_room(self) -> None:
-        """Raise StoreError if there is not enough space on the disk for the bytes that are still to be copied. Space
-        that is reserved for this broker's own messages does not count.
+        """Raise StoreError if there is not enough space on the disk for the bytes that are still to be copied. The
+        reserve, which is space that must stay free on the disk, may not be used for the copy.
         """
         space, move = self._broker.store.space, self._move
         directory = self._broker.store.directory_for(move.topic, move.target_first)
@@ -120,8 +120,8 @@ class MoveCopy:
                 )
 
     async def finish(self, peer: Peer, ends: Sequence[int], goes_on: Callable[[], bool]) -> None:
-        """Copy each partition up to its end offset in `ends`, at which it must then end exactly. Wait until all data
-        are on this broker's disk and, in a broker set, on the disks of all in-sync nodes. Raises MetaqError.
+        """Copy each partition up to its end offset in `ends`; afterwards the copy must end exactly there. Wait until
+        all data are on this broker's disk and, in a broker set, on the disks of all in-sync nodes. Raises MetaqError.
         """
         await self.go_through(peer, goes_on)
         for partition, end in zip(self._partitions, ends, strict=True):
@@ -144,8 +144,8 @@ class MoveCopy:
         await self.committed(Lane.DISK)
 
     async def committed(self, lane: Lane = Lane.MEMORY) -> None:
-        """Wait until every in-sync node of this broker's set has all data that this node has appended so far; on a
-        single broker do not wait. Raises NotLeader.
+        """Wait until every in-sync node of this broker's set has, in memory or on the disk as `lane` says, all data
+        that this node has appended so far; on a single broker do not wait. Raises NotLeader.
         """
         leader = self._check()
         if leader is not None:

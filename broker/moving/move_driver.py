@@ -43,8 +43,8 @@ _log = logging.getLogger(__name__)
 _LITTLE_BYTES = 1 << 20
 _LITTLE_SECONDS = 0.5
 """The move copies the source's partitions in passes. The source continues to accept messages meanwhile. When a pass has
-copied only few bytes, the source closes the partitions, so that the last bytes can be copied. Few means at most
-_LITTLE_BYTES, and at most as many bytes as the move's rate allows in _LITTLE_SECONDS.
+copied only few bytes, the source closes the partitions, so that the last bytes can be copied. "Few" means at most
+_LITTLE_BYTES, but not more than the move's rate allows in _LITTLE_SECONDS.
 """
 
 _LOOK_SECONDS = 0.1
@@ -53,8 +53,8 @@ _ASK_SECONDS = 20.0
 
 _STALE_SECONDS = 1.0
 """At the end of a move this broker creates, for each consumer group, the owner znodes of the partitions under their old
-names. It keeps these znodes for this many seconds after the move is done, so that a group's member that does not know
-of the move yet cannot become the owner of a partition under its old name.
+names. A member that does not know of the move yet could otherwise become the owner of a partition under its old name.
+This broker keeps the znodes for this many seconds after the move is done.
 """
 
 _PATIENCE_SECONDS = 10.0
@@ -392,8 +392,9 @@ class MoveDriver:
         return answer
 
     async def _ask_until(self, state: MoveState) -> None:
-        """Send a MOVE request to the source broker, so that it acts as the move's state `state` requires. Raises
-        MetaqError if the source has not seen this state yet or waits for something; the caller then tries again.
+        """Send a MOVE request to the source broker, so that the source reads the move's state `state` and does what
+        this state requires. Raises MetaqError if the source has not seen this state yet or waits for something; the
+        caller then tries again.
         """
         answer = await self._ask(await self._source())
         if waits_for := answer.get("waitsFor"):

@@ -38,10 +38,10 @@ _Key = tuple[str, str]
 
 
 class MoveFigures(NamedTuple):
-    """Numbers about an active move, for metrics. state_seconds: seconds since the move's state last changed, computed
-    from ZooKeeper's time of this change and the present time of this broker's clock. The other numbers are known only
-    to the broker that drives the move; on other brokers they are None. idle_seconds: seconds since the move last made
-    progress. copied: number of bytes copied. left: number of bytes left to copy.
+    """Numbers about an active move, for metrics. state_seconds: seconds since the move's state last changed: the
+    present time of this broker's clock minus the time at which ZooKeeper has stored the change. The other numbers are
+    known only to the broker that drives the move; on other brokers they are None. idle_seconds: seconds since the move
+    last made progress. copied: number of bytes copied. left: number of bytes left to copy.
     """
 
     move: Move
@@ -99,8 +99,8 @@ class BrokerMoves:
         self._use()
 
     async def clean_up(self, found: FoundMove) -> None:
-        """If this move to this broker is cancelled, and an operator has deleted the directories of the partitions that
-        were copied, delete the move from ZooKeeper.
+        """If `found` is a cancelled move to this broker, and this broker no longer has copies of the move's partitions
+        (an operator has deleted them), delete the move from ZooKeeper.
         """
         move = found.move
         if move.state is not MoveState.CANCELLED or move.target != self.broker.config.broker_id:
@@ -247,7 +247,7 @@ class BrokerMoves:
 
     def figures(self) -> list[MoveFigures]:
         """Return the MoveFigures of two groups of moves: the moves that this broker drives, and the moves from this
-        broker for which it has closed the partitions, so that it refuses messages for these partitions.
+        broker whose partitions it has closed for messages.
         """
         if not self._driving:
             return []
@@ -301,9 +301,9 @@ class BrokerMoves:
         offsets are not known yet.
 
         Before this method is called, the broker has read the move's state and has begun to act on it. So this node
-        accepts no more messages for these partitions. In a broker set, no other node can have accepted messages either:
-        because this node leads now, no other node has led since this node read the state. A later leader reads the
-        states of the moves after its election.
+        accepts no more messages for these partitions. In a broker set, no other node can have accepted messages since
+        this node has read the state, because this node has led all the time. A later leader reads the states of the
+        moves after its election.
         """
         if not self.leads_now:
             return {"waitsFor": "the source's node does not know whether it leads its set"}

@@ -11,8 +11,8 @@ served is decided in requests/gate.py; new connections are accepted in server.py
   time (runtime/turns.py).
 - If a client closes its sending half (`nc -N`) or the whole connection (which looks the same to the broker), the broker
   sends the pending answers and then closes the connection. If the client has a parked pull, the pull is answered at
-  once, as if its waiting time were over. If the client has closed only its sending half, it can read this answer.
-  Without the answer the connection would stay open until the end of the pull's waiting time.
+  once, as if its waiting time were over. A client that has closed only its sending half can read this answer. Without
+  the answer, the connection would stay open until the pull's waiting time ends.
 - The memory that a connection uses is limited. While the transport's buffer has more bytes than its limit, or too many
   bytes of this connection wait for the disk, the session reads nothing from the connection and serves no further
   request. Requests that the session has already read wait in `_queue`, which has at most the requests of one read. The
@@ -65,9 +65,9 @@ __all__ = ["MAX_PARKED_PULLS", "MAX_PENDING_BYTES", "Session"]
 _log = logging.getLogger(__name__)
 
 MAX_PENDING_BYTES = 8 << 20
-"""The broker does not read from a connection while more than this many bytes of its requests are pending. Three things
-count as pending: the bytes of puts that wait for a sync, of data that are being read from the disk, and of answers that
-wait for earlier answers.
+"""While more than this many bytes of a connection are pending, the broker does not read from the connection. Three
+things count as pending: the bytes of puts that wait for a sync, of data that are being read from the disk, and of
+answers that wait for earlier answers.
 """
 
 MAX_PARKED_PULLS = 16_384
@@ -98,7 +98,7 @@ class Successor(Interface):
 class _Slot:
     """An answer that is not sent yet; a queue of such objects keeps the answers of a connection in the order of their
     requests. answer: None until the answer is known. held: the number of bytes that count as pending until the answer
-    is known. put: how many of these bytes also count among the broker's pending puts.
+    is known. put: how many of these bytes the broker also counts as bytes of pending puts.
     """
 
     __slots__ = ("answer", "held", "put")
@@ -233,8 +233,8 @@ class Session(Protocol):
 
     @property
     def large(self) -> bool:
-        """Whether only the first part of a large frame was received, so that the next bytes on the connection belong to
-        the same frame. If so, the transport receives them directly into the buffer that `space` returns.
+        """Whether only the first part of a large frame was received up to now, so that the next bytes on the connection
+        belong to this frame. If so, the transport receives them directly into the buffer that `space` returns.
         """
         return self._reader.large is not None
 
@@ -247,8 +247,8 @@ class Session(Protocol):
         return None if space is None else space[: self._account.unfinished.room(self, self.address)]
 
     def reads_later(self) -> bool:
-        """Return whether the transport must not receive into `space` now, because the work in this iteration of the
-        reactor has already used up its time. If the result is True, this connection will receive in its next turn.
+        """Return True if the transport must not receive into `space` now, because the time for work in this iteration
+        of the reactor is used up. In this case the connection receives in its next turn.
         """
         if self._yielding or not self._turns.defers(self._busy):
             return False
@@ -296,7 +296,7 @@ class Session(Protocol):
             self._fresh = True
 
     def _count_held(self) -> None:
-        """Tell the account how many bytes of requests of this connection are not served yet. These are the bytes of an
+        """Tell the account how many bytes the unserved requests of this connection have. These are the bytes of an
         incomplete request, of whole requests that wait, and of the request under way.
         """
         held = self._reader.held_bytes
@@ -325,9 +325,9 @@ class Session(Protocol):
             unfinished.wait(self, self.address, self._let_in)
 
     def _cut(self, why: str) -> bool:
-        """The account calls this if too much memory is in use by unserved requests. If the connection waits for its
-        client to send the rest of a request, abort it and return True. If the requests are complete and wait only until
-        this broker serves them, do nothing and return False.
+        """The account calls this if the requests of this connection arrive too slowly (Unfinished.look). If the
+        connection waits for its client to send the rest of a request, abort it and return True. If the requests are
+        complete and wait only until this broker serves them, do nothing and return False.
         """
         slow = self._reading and self._work is None and not self._lost
         if slow:
@@ -378,7 +378,9 @@ class Session(Protocol):
         return self._half_closed or self._lost
 
     def writeConnectionLost(self) -> None:  # noqa: N802
-        """Do nothing. Twisted calls this only after a half-close by this side, which does not happen."""
+        """Do nothing. Twisted calls this only after this side has closed its sending half, which the broker never
+        does.
+        """
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:  # noqa: N802
         self._lost = self._closing = True
@@ -747,8 +749,8 @@ class Session(Protocol):
     # --- state --------------------------------------------------------------------------------------------------------
 
     def _resume(self) -> None:
-        """Try to serve the requests that were put off. Called when the reason for putting them off has possibly ceased
-        to exist.
+        """Try to serve the requests that were put off. Called whenever the reason for putting them off may no longer
+        exist.
         """
         if self._serving:  # the caller that is serving continues, and ends the turn
             return

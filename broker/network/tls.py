@@ -2,8 +2,8 @@
 
 `Certificates` has the SSL contexts for new connections, and makes new contexts when the files change.
 `SecureConnection` is a FastConnection that encrypts and decrypts with a TlsStream, for the broker's own port.
-`SecureHttpConnection` is the same for the HTTP ports, which use Twisted's own connections. The objects of all classes
-are used only on the reactor thread.
+`SecureHttpConnection` does the same on the HTTP ports, for Twisted's own kind of connections. The objects of all
+classes are used only on the reactor thread.
 """
 
 from __future__ import annotations
@@ -138,7 +138,9 @@ class Certificates:
 
     @property
     def brokers_required(self) -> bool:
-        """Whether requests that only brokers send are refused on a connection without a broker's certificate."""
+        """Whether this broker refuses a request of a type that only brokers send if the connection's peer has not shown
+        a broker's certificate.
+        """
         return self._security.brokers == "required"
 
     @property
@@ -228,8 +230,8 @@ class _Secured(PlainConnection):
         return cast(str, self.getPeer().host)  # type: ignore[no-untyped-call]
 
     def _refuse(self, error: MetaqError) -> None:
-        """From now on answer each request on this connection with `error`, because the connection does not use TLS
-        although it must.
+        """Called if the connection does not use TLS although it must: from now on answer each request on it with
+        `error`.
         """
         raise NotImplementedError
 
@@ -279,8 +281,8 @@ class _Secured(PlainConnection):
         return CONNECTION_DONE if stream.ended else None
 
     def _give(self, plaintext: bytes) -> None:
-        """Pass decrypted bytes to the protocol object. These are at most 16 KiB more than one read takes from the
-        socket, because a TLS record, which is decrypted as a whole, has at most 16 KiB.
+        """Pass decrypted bytes to the protocol object. A TLS record has at most 16 KiB and is decrypted as a whole; so
+        `plaintext` has at most 16 KiB more than one read takes from the socket.
         """
         cast(Any, self.protocol).dataReceived(plaintext)
 

@@ -1,5 +1,5 @@
-"""The transport of a connection. This transport is Twisted's transport with the three changes that speed up a
-request-reply protocol most.
+"""The transport of a connection. It is Twisted's transport with the three changes that speed up a protocol of requests
+and answers most.
 
 - `write` passes the data to the socket at once when nothing is buffered. Twisted's own `write` only buffers the data
   until the next iteration of the reactor. If a client waits for each answer before it sends the next message, this
@@ -44,8 +44,8 @@ __all__ = ["FastConnection", "PlainConnection", "connection_class"]
 _log = logging.getLogger(__name__)
 
 TESTED = ((24, 7), (26, 10))
-"""FastConnection was tested with all versions of Twisted from the first to the second of these versions, each given as
-(year, month). With an earlier or later version, `PlainConnection` is used.
+"""The first and the last version of Twisted, each as (year, month), with which FastConnection was tested; it was also
+tested with all versions between them. With an earlier or later version, `PlainConnection` is used.
 """
 
 _MAX_BUFFERS = 512  # below Linux's IOV_MAX
@@ -88,8 +88,8 @@ class PlainConnection(tcp.Server):
     """Whether the connection uses TLS."""
 
     sent_bytes = 0
-    """The number of bytes that were sent after a wait in the transport's buffer. Bytes that `write` passed to the
-    socket at once do not count.
+    """The number of bytes that were in the transport's buffer before they were sent. Bytes that `write` has passed to
+    the socket at once do not count.
     """
 
     def is_reset(self) -> bool:
@@ -172,8 +172,8 @@ class FastConnection(PlainConnection):
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, tuning.RECEIVE_BYTES)
 
     def connectionLost(self, reason: Any) -> None:  # noqa: N802
-        """Twisted calls this when the connection has ended. If this connection had one of the limited number of large
-        receive buffers, another connection may have one now.
+        """Twisted calls this when the connection has ended. If this connection had a large receive buffer, their
+        number, which is limited, decreases by one; so another connection may get one.
         """
         FastConnection.large_buffers.discard(self)
         super().connectionLost(reason)
@@ -241,8 +241,8 @@ class FastConnection(PlainConnection):
 @cache
 def _may_receive() -> bool:
     """Return whether the system allows a receive buffer of RECEIVE_BYTES (net.core.rmem_max). If the system does not
-    allow it, the broker does not set the size of the buffer at all: the kernel then chooses the size itself, and may
-    choose one above the limit net.core.rmem_max.
+    allow it, the broker does not set the size of the buffer at all: the kernel then chooses the size itself, and this
+    size can be larger than net.core.rmem_max.
     """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, tuning.RECEIVE_BYTES)

@@ -14,8 +14,8 @@ other counter grows by 1 for each message or request.
 """
 
 OTHERS = "*"
-"""Not all groups or topics are listed by name; the counts of the others are added up under this name. No real name
-contains this character.
+"""Statistics list a limited number of groups or topics by name, and one sum for all others under this name. No real
+name contains this character.
 """
 
 RESET_SECONDS = 30 * 60
@@ -105,8 +105,8 @@ class Metrics:
             self._count("get_miss", topic, 1, 1)
 
     def damaged(self, size: int, new_range: bool) -> None:
-        """Count `size` damaged bytes that were found now. new_range: True if the bytes are a new damaged range; False
-        if they extend a damaged range that was counted before.
+        """Count `size` damaged bytes that were found now. new_range: whether the bytes are a damaged range of their
+        own; False if they only make a range longer that was counted before.
         """
         self.damaged_ranges += new_range
         self.damaged_bytes += size
@@ -117,9 +117,7 @@ class Metrics:
             self._count("offset", topic, 1, 1)
 
     def reset(self) -> None:
-        """Set the realtime counters to 0. Topics that had counters before are listed afterwards, too, with the value
-        0.
-        """
+        """Set the realtime counters to 0. The counters of all topics stay in the lists, with the value 0."""
         self._reset_at = self._seconds()
         for topics in self._realtime.values():
             for counter in topics.values():

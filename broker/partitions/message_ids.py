@@ -16,9 +16,9 @@ class MessageIds:
     An id consists of a counter and the broker's id. The counter is the present time by the wall clock if this time is
     above the last counter. Otherwise (the clock was set back, or more than 4,096 ids are needed in a millisecond) it is
     the last counter plus one. After a restart the counter begins above `floor_id`, the largest id in the store. If the
-    clock's time is too large for a positive id, the clock is ignored, and the counter is the last counter plus one. A
-    `floor_id` is ignored if it is a foreign id, which is an id so large that no metaq broker can have assigned it yet
-    (foreign_from in protocol/message_id.py).
+    clock is so wrong that an id with its time would not be positive, the clock is ignored, and the counter is the last
+    counter plus one. A `floor_id` is ignored if it is a foreign id, which is an id so large that no metaq broker can
+    have assigned it yet (foreign_from in protocol/message_id.py).
     """
 
     def __init__(self, broker_id: int, clock: Callable[[], float] = time.time, floor_id: int = 0) -> None:

@@ -73,8 +73,8 @@ class MoveTable:
         return Counts(min(count, most_published), min(count, most_subscribed))
 
     def open_count(self, topic: str, published: int) -> int:
-        """Return a number of partitions: for a put that does not name a partition, the broker may choose a partition
-        whose number is below the result. published: the number of partitions that producers see.
+        """If a put does not name a partition, the broker chooses a partition whose number is below the result of this
+        method. published: the number of partitions that producers see.
         """
         closed = [move.first for move in self._out.get(topic, ()) if _is_at_least(move, MoveState.CLOSING)]
         return min([published, *closed])
@@ -103,8 +103,8 @@ class MoveTable:
         )
 
     def arrived(self) -> Iterable[tuple[str, int, int]]:
-        """Yield (topic, partition, offset) for each partition whose move to this broker is so advanced that producers
-        already see the partition here.
+        """Yield (topic, partition, offset) for each partition that was moved to this broker and that producers already
+        see here, even if the move is not done yet.
         offset: if the partition has no log yet, its new log begins at this offset.
         """
         for topic, moves in self._in.items():

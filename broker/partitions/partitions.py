@@ -39,11 +39,11 @@ class Partitions:
     """The partitions of all topics of the broker. Used only on the reactor thread.
 
     A topic is accepted if it is configured, if a pattern matches it, or if it is one of metaq's own topics
-    (protocol/own_topics.py). A node of a broker set also accepts each topic of which it has data: an earlier leader has
-    acknowledged messages of this topic, and that leader's server.ini possibly named other topics than this node's
-    server.ini. A topic always has at least as many partitions as the data directories contain, even if fewer are
-    configured. So consumers see the messages of all stored partitions (in 1.x, they do not see partitions above the
-    configured number). The list of closed partitions is stored only in memory (storage.md §6).
+    (protocol/own_topics.py). A node of a broker set also accepts each topic of which it has data, even if its own
+    server.ini does not accept the topic: an earlier leader, whose server.ini may name other topics, has acknowledged
+    messages of this topic. A topic always has at least as many partitions as the data directories contain, even if
+    fewer are configured. So consumers see the messages of all stored partitions (in 1.x, they do not see partitions
+    above the configured number). The list of closed partitions is stored only in memory (storage.md §6).
     """
 
     def __init__(
@@ -116,8 +116,8 @@ class Partitions:
         return {name: self._settings(name) for name in (*sorted(self._config.topics), *sorted(self._stored))}
 
     def kept(self) -> list[str]:
-        """Return a warning for each topic that has more partitions than its section says, because the data directories
-        contain more.
+        """Return a warning for each topic of which the data directories contain more partitions than the topic's
+        section configures.
         """
         stored = sorted((log.topic, log.partition) for log in self._store.logs())
         return [
@@ -139,8 +139,8 @@ class Partitions:
                 raise ConfigError(file, f"[topic={name}]", str(error)) from error
 
     def unnamed(self) -> list[str]:
-        """Return, sorted, the topics that have a log but that no section of server.ini accepts. The broker uses the
-        settings of [system] for these topics.
+        """Return a sorted list of the topics that have a log although no section of server.ini accepts them. The broker
+        uses the settings of [system] for these topics.
         """
         return sorted(name for name in self._stored if self._config.topic(name) is None)
 
@@ -205,8 +205,8 @@ class Partitions:
         return log
 
     def for_puts(self, topics: Sequence[str], partitions: Sequence[int]) -> list[PartitionLog] | None:
-        """Return the result of `for_put` for each topic and partition. If more logs are missing than one turn may
-        create, return None and create none. Raises the error of the first refused put.
+        """Return the result of `for_put` for each topic and partition. Missing logs are created; but if there are more
+        of them than one turn may create, return None and create none. Raises the error of the first refused put.
         """
         if not self._store.space.full:
             places = list(zip(topics, partitions, strict=True))
@@ -229,8 +229,8 @@ class Partitions:
 
     def for_waiting(self, topic: str, partition: int) -> PartitionLog | None:
         """Return the log of a partition that will get delayed or half messages, or None if the partition's topic is no
-        longer accepted. A missing log is created. A log can be missing for two reasons: a follower of a broker set does
-        not copy a partition that has no message yet, and a power failure can remove an empty log.
+        longer accepted. A missing log is created. It can be missing although the partition has existed: a follower of a
+        broker set does not copy a partition without messages, and a power failure can remove an empty log.
 
         Raises StoreError.
         """
@@ -266,7 +266,9 @@ class Partitions:
             return None
 
     def check(self, topic: str, partition: int) -> None:
-        """Raise TopicNotAccepted, InvalidName, WrongPartition or NotMaster if puts may not name this partition."""
+        """Check whether a put may name this partition. Raises TopicNotAccepted, InvalidName, WrongPartition,
+        NotMaster.
+        """
         if not self.takes_puts:
             raise NotMaster(self.broker_id, "an asynchronous slave")
         if not 0 <= partition < self.topic(topic).partitions:
@@ -301,8 +303,8 @@ class Partitions:
         return log
 
     def _make(self, topic: str, partition: int) -> PartitionLog:
-        """Create the log of a partition. Raises AccountSpent if the log would be the first of a new topic and the
-        requesting client has already created too many topics.
+        """Create the log of a partition. If the topic has no section in server.ini and no log yet, the log creates the
+        topic. Raises AccountSpent if clients of the requesting client's address may create no more topics.
         """
         address = NOBODY
         if self._account is not None and topic not in self._stored and topic not in self._config.topics:
@@ -341,8 +343,8 @@ class Partitions:
         return self._moves.is_leaving(topic, partition)
 
     def stored_count(self, topic: str) -> int:
-        """Return the highest number of a partition of the topic that has a log, plus one, or 0 if no partition of the
-        topic has a log.
+        """Among the partitions of the topic that have a log, find the highest number, and return it plus one; return 0
+        if there is no such partition.
         """
         return self._stored.get(topic, 0)
 

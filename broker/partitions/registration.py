@@ -75,9 +75,10 @@ class Registration:
         elected_on: ZkSession | None = None,
         tls: CertificateFiles | None = None,
     ) -> None:
-        """slave_id: the id of an asynchronous slave, or None for a master. elected_on: the ZooKeeper session on which
-        the broker was elected as its set's leader; another object starts and closes this session. tls: the files for
-        TLS with ZooKeeper, for a session that this object creates; None means without TLS. See BrokerRegistration.
+        """slave_id: the id of an asynchronous slave, or None for a master. elected_on: for the leader of a broker set,
+        the ZooKeeper session on which the leader was elected. This object uses this session, but another object starts
+        and closes it. tls: the files for TLS with ZooKeeper, for a session that this object creates; None means without
+        TLS. See BrokerRegistration.
         """
         self._config = config
         self._reactor = reactor
@@ -120,7 +121,7 @@ class Registration:
 
     def withdraw(self) -> Deferred[None]:
         """Remove the broker's znodes; `come_back` creates them again. The Deferred fires when the znodes are removed,
-        or when it is certain that the end of the session will remove them.
+        or when it is certain that ZooKeeper will remove them at the end of the session.
         """
         registration, self._registration = self._registration, None
         return succeed(None) if registration is None else self._queue(registration.unregister)
@@ -142,8 +143,8 @@ class Registration:
         return partial(self._register, partial(registration.register, _described(topics)))
 
     def _register(self, register: Callable[[], None]) -> None:
-        """Register the broker in ZooKeeper. If ZooKeeper is unavailable although the session was connected before (for
-        example because the ZooKeeper servers elect a leader), try again until the connection timeout has passed.
+        """Register the broker in ZooKeeper. If ZooKeeper is unavailable now (for example because its servers are
+        electing a leader), try again until the connection timeout has passed.
         """
         give_up = time.monotonic() + self._connect_seconds
         pauses = Backoff()
@@ -198,8 +199,8 @@ class Registration:
         """Publish a new checksum of server.ini, then register `topics` again. The Deferred fires with a list of
         warnings.
 
-        If ZooKeeper cannot be updated now, it is updated later in the background; if the broker was withdrawn,
-        `come_back` publishes the new values.
+        If ZooKeeper cannot be updated now, one of the warnings says so, and the update is made later in the background.
+        If the broker was withdrawn, nothing is published until `come_back` registers the broker again.
         """
         self._checksum = checksum
         registration = self._registration

@@ -42,8 +42,8 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 Bytes: TypeAlias = bytes | list[Buffer]
-"""The bytes of a whole answer, in one buffer, or in a list of buffers, so that large data need not be copied behind
-their header.
+"""The bytes of a whole answer, in one buffer or in a list of buffers. With a list, large data need not be copied into
+one buffer with their header.
 """
 
 Answer: TypeAlias = Bytes | Deferred[Bytes] | None
@@ -125,8 +125,8 @@ def error_result(opaque: int, error: MetaqError) -> bytes:
 
 
 def put_failure(url: str, topic: str, partition: int, error: MetaqError, *, capital: bool = False) -> str:
-    """Return the text that metaq 1.x puts into the answer to a failed put. The broker also uses this function for one
-    failure of a get: if the filter of the get's consumer group is unavailable.
+    """Return the text that metaq 1.x puts into the answer to a failed put. It is also the text of the answer to a get
+    if the filter of the consumer group is unavailable.
 
     capital: whether the text about a closed partition begins with a capital letter, as in the answers of 1.x's slave.
     """
@@ -135,8 +135,8 @@ def put_failure(url: str, topic: str, partition: int, error: MetaqError, *, capi
 
 
 def _with_capital(error: MetaqError) -> str:
-    """Return the text of an error. If the error is about a closed partition, the text begins with a capital letter, as
-    in those answers of 1.x that consist only of this text.
+    """Return the text of an error. The text about a closed partition begins with a capital letter, because it does so
+    in those answers of 1.x that consist of nothing else.
     """
     text = str(error)
     return text[:1].upper() + text[1:] if isinstance(error, PartitionClosed) else text

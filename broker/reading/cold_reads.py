@@ -1,5 +1,5 @@
 """Reads that may wait for the disk (cold reads). Cold reads run in worker threads of their own, so that other work does
-not wait for them. If several consumer groups need cold reads, these threads serve the groups in turn.
+not wait for them. If cold reads of several consumer groups wait, the threads serve the groups in turn.
 
 Data in the page cache are read at once, on the reactor thread. When a consumer needs data that are not in the page
 cache, worker threads read the partition sequentially for this consumer (store/sequential.py), until the consumer has
@@ -60,8 +60,8 @@ class ColdReads:
         reactor: ReactorTime,
         pace: Pace,
     ) -> None:
-        """run_in_thread: runs a function in a thread that does only cold reads, so that no sync of a file has to wait
-        for a cold read.
+        """run_in_thread: runs a function in a thread that does nothing but cold reads. Syncs of files have other
+        threads, and need not wait for cold reads.
         """
         self._files = files
         self.cached_only = cached_only
@@ -170,7 +170,8 @@ class Examinations:
         fail, but gets the error as its value. If the same offset is already being examined, the caller gets the result
         of this examination.
 
-        question: the result of log.lookup.examination(offset), if the caller already has it.
+        question: the function that makes the examination, which is the result of log.lookup.examination(offset), or
+            None if the caller does not have it.
         """
         deferred: Deferred[Soundness | BaseException] = Deferred()
         waiting = self._examined.setdefault((log, offset), [])

@@ -19,8 +19,8 @@ __all__ = ["ParkedPulls", "ParkedRequest"]
 
 _FEW = 512
 """The list of deadlines has an entry for each parked request; if a request is resumed earlier, its entry stays in the
-list until the deadline. When no request is parked any more, the list is emptied at once if it has at most this many
-entries; the emptying then takes less than a millisecond.
+list until the deadline. As soon as no request is parked any more, the remaining entries are useless. If they are at
+most _FEW, they are all dropped at once, which takes less than a millisecond.
 """
 
 
@@ -88,8 +88,8 @@ class ParkedPulls:
         self._set_timer(waiter.deadline)
 
     def end(self, key: Hashable, chosen: Callable[[ParkedRequest], bool]) -> None:
-        """In the next turn, resume each request that waits for `key` if `chosen` returns true for it. The request is
-        resumed as if its deadline had come.
+        """Soon resume those of the requests that wait for `key` for which `chosen` returns true. The request is resumed
+        as if its deadline had come.
         """
         now = self._reactor.seconds()
         ended = [waiter for waiter in self._parked.get(key, ()) if chosen(waiter)]
@@ -120,9 +120,9 @@ class ParkedPulls:
     def wake_some(
         self, key: Hashable, wanted: Callable[[], bool], among: Sequence[ParkedRequest] | None = None
     ) -> Sequence[ParkedRequest]:
-        """Immediately resume requests that wait for `key`, as long as `wanted` returns true. The request that was
-        parked first is resumed first. Return the requests that were not considered. among: the only requests to
-        consider; None means all requests that wait for `key`.
+        """Resume requests that wait for `key`, one after the other and immediately, until `wanted` returns false. The
+        request that was parked first is resumed first. Return the requests that were left over because `wanted` has
+        returned false. among: the only requests to consider; None means all requests that wait for `key`.
         """
         waiters = list(self._parked.get(key, ())) if among is None else among
         for number, waiter in enumerate(waiters):
@@ -168,8 +168,8 @@ class ParkedPulls:
 
     def _due(self, now: float) -> Iterator[_Parked | None]:
         """Yield the parked requests that are to be resumed, until there are none left. It is possible that some of them
-        were resumed earlier, for example at their deadline; `_resume` ignores such requests. For a request passed to
-        `wake` that is no longer parked, yield None.
+        were resumed earlier, for example at their deadline; `_resume` ignores such requests. Yield None for each
+        request that was passed to `wake` and is no longer parked.
         """
         while True:
             if self._woken:

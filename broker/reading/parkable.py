@@ -27,7 +27,9 @@ class Step(Enum):
     WAIT = "wait"
     """The request cannot be answered before more data arrive."""
     AGAIN = "again"
-    """The records examined so far do not suffice for an answer, and there are more records to examine."""
+    """The request has examined records, but not yet chosen enough of them for an answer; more records can be examined
+    at once.
+    """
 
 
 class Loading(NamedTuple):
@@ -71,8 +73,8 @@ class Parkable:
 
     @property
     def follower_place(self) -> tuple[str, int, int] | None:
-        """If a follower of a broker set may answer this request, the property is the topic, the partition and the byte
-        offset from which the request reads. None means that only the leader may answer.
+        """The topic, the partition and the byte offset from which the request reads, or None if no follower of a broker
+        set may answer this request.
         """
         return None
 
@@ -87,8 +89,8 @@ class Parkable:
 
     def put_aside(self) -> bool:
         """Called when other requests of the connection are served before this one. Free the memory of data that can be
-        read again. Return whether records for the answer have already been chosen; if so, the caller should end the
-        request by sending the answer that `nothing` returns.
+        read again. Return True if records for the answer were chosen already. The caller should then end the request
+        with the answer that `nothing` returns, which has these records.
         """
         return False
 

@@ -72,7 +72,7 @@ class Reading:
     @property
     def max_answer_bytes(self) -> int:
         """The most bytes of data in an answer to the present request. The number is smaller than `max_transfer_bytes`
-        while clients at the same address receive their answers too slowly.
+        while many bytes of answers wait because clients at the requesting client's address receive them too slowly.
         """
         return self._answer_bytes(self.max_transfer_bytes)
 

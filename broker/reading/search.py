@@ -140,8 +140,8 @@ class Searches:
         return logs
 
     def _readable(self, logs: Sequence[PartitionLog]) -> tuple[list[PartitionLog], int]:
-        """Return those of these logs that clients may read, and the total number of bytes in the logs of closed
-        partitions, which clients may not read. The logs of deleted partitions count neither in the list nor in the
+        """Clients may not read the logs of closed partitions. Return the other ones of these logs, and the total number
+        of bytes in the logs of closed partitions. The logs of deleted partitions count neither in the list nor in the
         number of bytes.
         """
         found, closed_bytes = [], 0
@@ -185,8 +185,8 @@ class _Choice:
         self._unique = unique
 
     def add(self, found: FoundMatches) -> bool:
-        """Add matches. Return True if no further log needs to be searched, because the search is by an id that only one
-        message has, and this message was found.
+        """Add matches. Return True if no further log needs to be searched: the search is for an id that only one
+        message can have, and this message was found.
         """
         matches = sorted([*self.matches, *found.matches], key=_order, reverse=not self._oldest_first)
         self.more |= found.more or len(matches) > self._limit

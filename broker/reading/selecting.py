@@ -1,9 +1,9 @@
 """Apply the filter by content (docs/filters.md) of a pull to records, step by step.
 
-Each step reads a limited number of records, which are called a stretch. Then the step applies the filter to the stretch
-in slices, until the step's time is over. The records that the filter chooses are kept until there are enough of them
-for an answer. So even if a filter rejects most records, the broker examines many stretches for one request of the
-client.
+Each step reads a limited number of records, which are called a stretch. Then the step applies the filter to slices of
+the stretch, until the stretch is done or the step's time is over. The records that the filter chooses are kept until
+there are enough of them for an answer. So if a filter rejects most records, the broker examines many stretches for one
+pull, and the client need not send many pulls.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class TurnTime:
 
     @property
     def is_over(self) -> bool:
-        """Whether a reader that wants to apply its filter to records now has to wait, because the time is over or other
-        readers wait already.
+        """Whether a reader must wait before it applies its filter to records: the time is over, or other readers wait
+        already.
         """
         return self._left <= 0 or (bool(self._waiting) and not self._is_handing_out)
 
@@ -118,8 +118,8 @@ class Slice(NamedTuple):
 
 
 def slice_of(where: Where) -> Slice:
-    """Return the Slice for a filter. It is smaller for a filter that takes more time for each record or each byte, so
-    that judging a slice takes about the same time for all filters.
+    """Return the Slice for a filter. The slower a filter is for each record or each byte, the smaller its slice; so a
+    slice takes about the same time for all filters.
     """
     conditions = max(1, where.conditions)
     return Slice(
@@ -130,8 +130,8 @@ def slice_of(where: Where) -> Slice:
 
 class Stretch(NamedTuple):
     """The records that one step judges. data: the bytes of the records, joined. starts: the index in `data` where each
-    record begins. next_offset: the byte offset in the partition where the pull continues. This offset lies after the
-    records of this stretch, and also after those following records that have none of the tags that the pull asks for.
+    record begins. next_offset: the byte offset in the partition where the pull continues. It lies after the records of
+    this stretch. Records that follow the stretch but have none of the tags that the pull asks for are skipped, too.
     """
 
     units: UnitArray
@@ -148,8 +148,9 @@ class Stretch(NamedTuple):
 
 
 def reads_of(found: UnitArray) -> tuple[list[ByteSpan], int]:
-    """Return the spans of bytes that one step must read to get the first records of `found`, and the number of these
-    records. If there are only few other bytes between two records, one span covers both records.
+    """Choose as many of the first records of `found` as one step may read. Return the spans of bytes that contain these
+    records, and the number of these records. If there are only few other bytes between two records, one span covers
+    both records.
     """
     starts, sizes = found["offset"].astype(np.int64), found["size"].astype(np.int64)
     ends = starts + sizes
@@ -264,8 +265,8 @@ class Selection:
         return count
 
     def is_worth_an_answer(self, max_bytes: int) -> bool:
-        """Return whether the pull should be answered now with the records chosen so far: because they are many, or
-        because the first of them was chosen some time ago.
+        """Return whether the pull should be answered now with the records chosen so far. This is so if there are many
+        of them, or if the first of them was chosen some time ago.
         """
         if self._give_by is None:
             return False

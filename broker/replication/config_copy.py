@@ -27,8 +27,8 @@ _DATA_PATH = re.compile(rb"^[ \t]*dataPath[ \t]*[=:].*(?:\r?\n|\Z)", re.MULTILIN
 
 
 def with_topics_of(master: bytes, own: bytes) -> bytes:
-    """Return the slave's file with its topic sections replaced by the topic sections of the master's file. The keys
-    dataPath of these sections are left out, because they name directories of the master.
+    """Return the slave's file with its topic sections replaced by the topic sections of the master's file. If the
+    master's sections have the key dataPath, it is left out, because it names a directory of the master.
 
     Both arguments are the bytes of a server.ini.
     """

@@ -35,10 +35,10 @@ class Fetched(NamedTuple):
     this offset now.
 
     moved_to: the offset at which the master says to continue, because it does not have the requested offset (any more),
-    or None if it has this offset. end: the end offset of the master's readable data. behind: the number of the master's
-    messages after these bytes. `end` and `behind` are None if the master's answer does not contain them. waited:
-    whether the master waits for new data before it answers; if so, the slave can send its next request without a pause.
-    damaged: a range [start, end) of the master's bytes at the requested offset that contains no good record.
+    or None if it has this offset. end: the end offset of the master's readable data. behind: how many messages the
+    master has after `data`. `end` and `behind` are None if the master's answer does not contain them. waited: whether
+    the master waits for new data before it answers; if so, the slave can send its next request without a pause.
+    damaged: if the master's data at the requested offset are damaged, the range [start, end) of the damaged bytes.
     """
 
     data: bytes | memoryview = b""
@@ -53,8 +53,8 @@ class MasterSource(Protocol):
     """Reads from a master over one connection. Every method may raise PeerLost, PeerTimedOut, PeerRefused."""
 
     exact_end: bool
-    """Whether the end in `bounds` includes all data that `fetch` can return. For a Java broker this is False: `fetch`
-    also returns data that are not synced yet, but the end in `bounds` does not include these data.
+    """Whether `fetch` returns no data after the end offset that `bounds` gives. It is False for a Java broker, because
+    `fetch` also returns data that are not synced yet, and these are after this end offset.
     """
 
     async def bounds(self, topic: str, partition: int) -> MasterBounds | None:
@@ -64,8 +64,8 @@ class MasterSource(Protocol):
         """Read bytes from `offset` on. If the first record is larger than max_bytes, a metaq master returns the whole
         record.
 
-        verify: whether the master should check its data at `offset`, if it supports this. To be set to True if an
-        earlier `fetch` from this offset has returned damaged data.
+        verify: whether the master should check its data at `offset`, if it supports this. The caller sets `verify` if
+        an earlier `fetch` from this offset has returned damaged data.
         """
 
     async def server_ini(self) -> bytes:

@@ -38,7 +38,7 @@ MAX_RECORD_BYTES = 16 << 20
 
 _COMPARED_BYTES = (64 << 10, 1 << 20, MAX_RECORD_BYTES)
 """The number of bytes at the end of the slave's log that are compared with the master's log before copying continues.
-The first size is used; if no whole record fits into it, the next one is used, and so on.
+The smallest size that contains a whole record is used.
 """
 
 AHEAD_SECONDS = 30.0
@@ -71,9 +71,9 @@ class PartitionCopy:
         target: int | None = None,
         fetch_bytes: int = FETCH_BYTES,
     ) -> None:
-        """max_delay_seconds: the longest pause between two requests, if the master has no new data and cannot wait for
-        new data before it answers. target: the number of this broker's partition that gets the copy; None means the
-        number `partition`.
+        """max_delay_seconds: the longest pause between two requests to a master that has no new data and answers at
+        once, without waiting for new data. target: the number of this broker's partition that gets the copy; None means
+        the number `partition`.
         fetch_bytes: the number of bytes to request at once.
         """
         self.status = PartitionStatus(topic, partition, since_ms=broker.now_ms())
@@ -222,7 +222,7 @@ class PartitionCopy:
             await self._sleep(self._delay)
 
     async def _append(self, fetched: Fetched) -> None:
-        """Append all whole records of an answer together, and wait until they are safe on the disk."""
+        """Append all whole records of an answer at once, and wait until they are safe on the disk."""
         status = self.status
         data = bytes(fetched.data)
         scan = scan_bytes(data, status.offset)
@@ -247,8 +247,8 @@ class PartitionCopy:
             raise self._bad_record()
 
     def _nothing_whole(self, data: bytes) -> None:
-        """Called if an answer contains no whole record: set the number of bytes of the next request so that its answer
-        contains the whole record. Raises MetaqError if a larger request would not help.
+        """Called if an answer contains no whole record: make the next request so large that its answer can contain the
+        record. Raises MetaqError if a larger request would not help.
         """
         if self._damaged(data, 0):
             raise self._bad_record()
@@ -279,8 +279,8 @@ class PartitionCopy:
 
     @staticmethod
     def _damaged(data: bytes, position: int) -> bool:
-        """Return whether the scan of `data` stopped at `position` because of a whole record with a wrong checksum, and
-        not because of an incomplete record.
+        """The scan of `data` has stopped at `position`. Return True if the reason is a damaged record, and False if it
+        is an incomplete record at the end of `data`.
         """
         if len(data) - position < HEADER_BYTES:
             return False

@@ -45,7 +45,7 @@ PeerTimedOut.
 """
 
 CONNECT_SECONDS = 5.0
-"""The time limit in seconds for making a connection, and then again for the first answer on the connection."""
+"""Two steps may each take this many seconds: making a connection, and then waiting for the first answer on it."""
 
 _SWEEP_SECONDS = 0.1
 
@@ -57,7 +57,7 @@ class _Asked(NamedTuple):
 
 class Peer(Protocol):
     """An open connection to another broker. The connection uses the text protocol until `agree` is called. It counts as
-    lost when the other broker has closed it, or has sent malformed data.
+    lost also when the other broker has sent malformed data.
     """
 
     def __init__(self, reactor: Any, name: str) -> None:
@@ -143,8 +143,9 @@ class Peer(Protocol):
         self._lose(PeerLost(f"the connection to {self.name} was lost: {reason.getErrorMessage()}"))
 
     def agree(self, version: str, frames: bool) -> None:
-        """Set the protocol of the connection: from now on, frames if `frames` is true and the other broker's version
-        supports frames; otherwise text commands. When this method is called, no request may be waiting for an answer.
+        """Set the protocol of the connection from now on. It consists of frames if `frames` is true and the other
+        broker's version supports frames, and otherwise of text commands. When this method is called, no request may be
+        waiting for an answer.
         """
         self._stream = ClientStream(self.name, version, text=not frames)
 
@@ -221,8 +222,7 @@ class KeptPeer:
         self.error = ""
         """The reason why there is no connection."""
         self.since_ms = 0
-        """The time when the connection was last made or lost, by the wall clock in ms, or 0 if no connection was ever
-        made.
+        """When the connection was last made or lost (wall clock, Unix ms), or 0 if no connection was ever made.
         """
         self.stopped = False
         self._broker = broker

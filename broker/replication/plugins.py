@@ -32,8 +32,8 @@ _SLAVE = re.compile(r"(?:\[([^\[\]\s]+)\]|([^:/\s\[\]]+)):([0-9]{1,5})")
 
 @dataclass(frozen=True, slots=True)
 class MetaslavePlugin:
-    """The settings of the plugin metaslave, which makes the broker an asynchronous slave. group: the name of the
-    consumer group that the slave sends with its requests to the master.
+    """The settings of the plugin metaslave, which makes the broker an asynchronous slave. group: the slave's requests
+    to the master contain this name as the name of a consumer group.
     """
 
     slave_id: int
@@ -53,14 +53,14 @@ class SamsaPlugin:
     host: str
     port: int
     recover_offset: bool = False
-    """recoverOffset: whether the broker, before it serves clients, converts the offsets of all consumer groups in
-    ZooKeeper from offsets in its former master's partitions to offsets in its own. An operator sets this for a broker
-    that was a synchronous slave before.
+    """recoverOffset: whether to convert the offsets of all consumer groups in ZooKeeper before the broker serves
+    clients. They are offsets in the partitions of the broker's former master, and become offsets in the broker's own
+    partitions. An operator sets this for a broker that was a synchronous slave before.
     """
     send_timeout_ms: int = DEFAULT_SEND_TIMEOUT_MS
     failure_threshold: int = DEFAULT_FAILURE_THRESHOLD
-    """slaveContinuousFailureThreshold: the master unregisters from ZooKeeper when this many consecutive requests to its
-    slave have got a bad answer or no answer in time.
+    """slaveContinuousFailureThreshold: a request to the slave fails if it gets a bad answer, or no answer in time.
+    After this many failures in succession the master unregisters from ZooKeeper.
     """
     check_interval_ms: int = DEFAULT_CHECK_INTERVAL_MS
     """checkSlaveIntervalInMills: milliseconds between two probe messages, with which the master finds out whether a
@@ -73,7 +73,8 @@ class Plugins:
     """The settings of the plugins that are named in the options of the command that starts the broker. A broker without
     replication plugins is a plain master. gregor: whether the broker is a synchronous slave.
 
-    gateway_port: the serverPort of jettyBroker; 0 means a free port, and None means no gateway.
+    gateway_port: the port of the HTTP gateway (key serverPort of the plugin jettyBroker); 0 means a free port, and None
+        means no gateway.
     """
 
     metaslave: MetaslavePlugin | None = None

@@ -2,8 +2,8 @@
 (zookeeper.md §7).
 
 The messages have the same ids on the new master as on the former master, but other offsets. ZooKeeper has, for each
-group and partition, the offset and the id of the last processed message. On the new master, the last message whose id
-is at most this id is looked up; the group's offset is set to the end of this message.
+group and partition, the offset and the id of the last processed message. Among the new master's messages whose id is at
+most this id, the last one is looked up; the group's offset is set to the end of this message.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def recover_offsets(config: BrokerConfig, store: Store, tls: CertificateFiles | 
     """Rewrite the consumer groups' offsets in ZooKeeper, and return the number of changed offsets. The call blocks, and
     must be made before the broker listens.
 
-    As in 1.x, only offsets with a positive message id are rewritten. So the offsets from a Java master on Linux stay
-    unchanged, because the ids of its messages are negative. tls: the files for TLS with ZooKeeper; None means without
-    TLS. Raises CoordinationUnavailable, StoreError.
+    As in 1.x, only offsets with a positive message id are rewritten. Messages of a Java master on Linux have negative
+    ids, so the offsets of groups that have read from such a master stay unchanged. tls: the files for TLS with
+    ZooKeeper; None means without TLS. Raises CoordinationUnavailable, StoreError.
     """
     zookeeper = config.zookeeper
     seconds = zookeeper.session_timeout_ms / 1000

@@ -107,7 +107,9 @@ class Roles:
         return None if self._plugins.metaslave is None else self._plugins.metaslave.slave_id
 
     async def before_registration(self) -> None:
-        """Prepare the broker for its first client: if the broker is a synchronous master, connect to its slave."""
+        """Called before the broker registers in ZooKeeper. If it is a synchronous master, make a first attempt to
+        connect to its slave.
+        """
         if self._sync_master is not None:
             await self._sync_master.start()
 
@@ -131,8 +133,8 @@ class Roles:
         self._slave.start(registration.session)
 
     def stop(self) -> Deferred[None]:
-        """Stop an asynchronous slave's copying; the Deferred fires when it has ended. A synchronous master must copy as
-        long as it serves clients, so it is stopped later, by `end`.
+        """Stop an asynchronous slave's copying; the Deferred fires when it has ended. This method does not stop a
+        synchronous master, which must copy as long as it serves clients; `end` does that later.
         """
         return succeed(None) if self._slave is None else self._slave.stop()
 
@@ -144,8 +146,8 @@ class Roles:
             self._sync_master.stop()
 
     def _register_topics(self, topics: Mapping[str, int]) -> None:
-        """Register the master's topics for this slave in ZooKeeper, with the numbers of partitions that the master has,
-        even if the slave's own server.ini has other topics or numbers.
+        """Register in ZooKeeper that this slave has the master's topics, each with as many partitions as the master
+        has. The topics and numbers in the slave's own server.ini do not matter.
         """
         assert self._registration is not None
         for name, partitions in topics.items():

@@ -83,8 +83,8 @@ class AsyncSlave:
         return self._broker.in_thread(self._watch.close if self._watch else lambda: None)
 
     def restart(self) -> None:
-        """Make a new connection to the master, compare every partition with the master's partition again, and continue
-        to copy. This includes the partitions whose copying had stopped.
+        """Make a new connection to the master. For every partition, including those whose copying had stopped, compare
+        the copy with the master's partition again, and continue to copy.
         """
         self._halt("restarted by an operator")
         if self._watch is not None:
@@ -138,8 +138,8 @@ class AsyncSlave:
     # --- the connection -----------------------------------------------------------------------------------------------
 
     async def _where(self) -> tuple[str, int] | None:
-        """Return the master's address. If no master is registered in ZooKeeper, wait until the master's entries there
-        change, and then return None.
+        """Return the master's address. If no master is registered in ZooKeeper, return None, but only after the entries
+        about the master in ZooKeeper have changed.
         """
         address = self._connecting_to = self._view.address
         if address is not None:

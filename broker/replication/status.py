@@ -21,7 +21,7 @@ class CopyState(Enum):
     """The master has no data of the partition."""
     COPYING = "copying"
     CURRENT = "current"
-    """At the slave's last request, the slave had all data of the partition that the master had."""
+    """The master's last answer has shown that the slave has all data of the partition."""
     TROUBLED = "troubled"
     """The last attempt to copy has failed; the slave will try again by itself."""
     STOPPED = "stopped"
@@ -48,8 +48,8 @@ class PartitionStatus:
 
     @property
     def lag_bytes(self) -> int | None:
-        """The number of bytes that the master has and the slave does not have, or None as long as the slave does not
-        know the end offset of the master's partition.
+        """The number of bytes of the partition that the slave has not copied yet, or None until the slave knows the end
+        offset of the master's partition.
         """
         return None if self.master_end is None else max(0, self.master_end - self.offset)
 
@@ -69,8 +69,8 @@ class PartitionStatus:
 
 @dataclass(slots=True)
 class NodeStatus:
-    """The status of another node of a broker set, as the leader sees it. live: whether the node has all older blocks of
-    data, so that the leader sends it each new block at once.
+    """The status of another node of a broker set, as the leader sees it. live: whether the leader sends each new block
+    to the node at once; it does so if the node has all older blocks.
 
     lag_bytes, lag_seconds: the size and the age of the data that the leader has and the node has not acknowledged yet.
     Both are None if the node is not live, because the size and the age are then unknown. since_ms: the time when one of

@@ -1,9 +1,9 @@
 """The synchronous master (plugin samsa). It also sends each of its messages to its slave, and answers the producer when
 both brokers have the message (semantics.md §5).
 
-The master writes a message to its own log, and immediately sends the message to its slave. The master does not wait for
-its own sync before it sends, so both copies of the message become safe at about the same time. A message that the
-master cannot write is never sent to the slave. All requests to the slave are sent on one connection without waiting for
+The master writes a message to its own log, and immediately sends the message to its slave. It sends the message before
+its own log is synced, so the message becomes safe on both brokers at about the same time. A message that the master
+cannot write is never sent to the slave. All requests to the slave are sent on one connection without waiting for
 answers, so the slave gets the messages of each partition in order.
 """
 
@@ -38,8 +38,8 @@ _log = logging.getLogger(__name__)
 _BACKOFF_SECONDS = (0.1, 2.0)
 """The pauses in seconds after failed attempts to connect: the first pause, and the longest one."""
 HEARTBEAT_SECONDS = 10.0
-"""The master sends the slave a request at intervals of this many seconds, only so that the connection is not idle; the
-slave would close a connection that is idle for 300 s.
+"""The slave would close a connection that is idle for 300 s. So that the connection is not idle, the master sends a
+request at intervals of this many seconds.
 """
 _PROBE = b"test"
 
@@ -73,8 +73,9 @@ class SyncMaster:
 
     def start(self) -> Deferred[None]:
         """Open a connection to the slave, and open it again whenever it is lost. The Deferred fires when the first
-        attempt to connect has ended. The broker waits for this before it registers in ZooKeeper; otherwise it would
-        refuse the first messages, for lack of a connection, although its slave is available.
+        attempt to connect has ended. The broker waits for this before it registers in ZooKeeper: it refuses messages
+        while it has no connection to its slave, and would otherwise refuse its first messages although the slave is
+        available.
         """
         address = self._plugin.host, self._plugin.port
         ensureDeferred(self._link.keep(lambda: succeed(address), self._serve, lambda: _fire(self._first)))
@@ -117,8 +118,9 @@ class SyncMaster:
             raise SlaveDisconnected
 
     def replicate(self, log: PartitionLog, records: Buffer, done: CopiesDone) -> None:
-        """Send records that were appended to `log`, with their ids, to the slave. `done` is called once: as soon as the
-        slave has answered for every record; if an answer is missing, when the time limit for this answer has passed.
+        """Send records that were appended to `log`, with their ids, to the slave. `done` is called once, as soon as
+        each record has an outcome: an answer of the slave, or a failure because the time limit for the answer has
+        passed.
         """
         topic, partition = log.topic, log.partition
         data = memoryview(records)

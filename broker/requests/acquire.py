@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 __all__ = ["Acquire", "answer_settle"]
 
 _MOST_BYTES = MAX_FRAME_BYTES * 3 // 4
-"""The most bytes of records in one answer, even if the request asks for more. This leaves a part of the frame for the
-rows that describe the records.
+"""The most bytes of records in one answer, even if the request asks for more. The rest of the frame is for the answer's
+rows, one for each record.
 """
 
 
@@ -47,8 +47,8 @@ class Acquire(Parkable):
     """An ACQUIRE request that the broker is serving. Used only on the reactor thread.
 
     If the connection of the group's member ends after messages were leased to it and before the answer is sent, the
-    messages are given to other members at once. Otherwise other members would get them only after the lease has ended,
-    and as suspects.
+    messages are given to other members at once. Without this, other members would get these messages only after the end
+    of the lease, and the messages would count as suspects.
     """
 
     __slots__ = ("_caller", "_groups", "_reading", "_request", "deadline", "held_bytes", "key", "opaque")
@@ -96,8 +96,8 @@ class Acquire(Parkable):
 
     def _is_of_the_same(self, other: ParkedRequest) -> bool:
         """Return whether `other` is an ACQUIRE request of the same group member on the same connection as this request.
-        The connection is compared, too, because any client could otherwise send a request with the member's name and so
-        end the member's wait.
+        A new ACQUIRE request of a member ends the wait of its older one. The connections are compared so that no other
+        client can end the wait by sending a request with the member's name.
         """
         return (
             isinstance(other, Acquire)
@@ -144,9 +144,9 @@ def answer_settle(groups: SharedGroups, frame: Frame) -> Answer | Work:
 
 def _settle_in_slices(groups: SharedGroups, request: SettleRequest, opaque: int, slices: Sequence[Buffer]) -> Work:
     """Serve a SETTLE request with many rows in slices; each row says what to do with one leased message. All rows are
-    decoded first; if one of them cannot be decoded, nothing is done. After that, each row is handled independently of
-    the other rows. If a whole slice fails (it is refused, or its outcome is unknown), the answer to the whole request
-    is the error of this slice.
+    decoded first; if one of them cannot be decoded, the whole request fails without any effect. After that, each row is
+    handled independently of the other rows. If a whole slice fails (it is refused, or its outcome is unknown), the
+    answer to the whole request is the error of this slice.
     """
     for rows in slices:
         decode_settlements(rows)  # decoded again below, because all rows of a request at once would take 10 MB

@@ -35,8 +35,8 @@ _MOST_BYTES = 4 << 20
 
 
 class Slices:
-    """Divides long work in a worker thread into slices: makes the thread pause after a certain amount of work, so that
-    other threads can run Python code.
+    """Divides the long work of a worker thread into slices: after each slice the thread pauses, so that other threads
+    can run Python code.
     """
 
     def __init__(self, pause: Callable[[float], None]) -> None:
@@ -73,7 +73,7 @@ class Listings:
         self, delays: Delays, begin: Callable[[Slices], Coroutine[Any, Any, dict[str, Any]]], items: str, limit: int
     ) -> Deferred[bytes]:
         """Run the coroutine that `begin` returns; the Deferred gets the coroutine's result as JSON. If the result
-        contains messages, a worker thread encodes it. items: the key in the result under which the list of messages is.
+        contains messages, a worker thread encodes it. items: the key whose value in the result is the list of messages.
         limit: the most messages in the list. Raises AccountSpent if too many lists are waiting or being made.
         """
         slices = Slices(self._pause)
@@ -98,8 +98,8 @@ class Listings:
         return answer
 
     def _pause_between(self) -> float:
-        """Return the seconds to pause before the next list is made, so that its work begins in another iteration of the
-        reactor.
+        """Return how many seconds to pause before the next list. If other lists waited when a list was done, the pause
+        is so long that the next list is begun in another iteration of the reactor.
         """
         one_ended, self._one_ended = self._one_ended, False
         return tuning.LISTING_PAUSE_SECONDS if one_ended else 0.0
@@ -180,8 +180,8 @@ async def _list(delays: Delays, request: ListDelayedRequest, slices: Slices) -> 
 
 
 def following(delays: Delays, after: int, most: int) -> tuple[list[Batch], list[int]]:
-    """Find the waiting messages with the lowest ids above `after`, at most `most` messages. Return them in batches with
-    the offsets of their records, and, as the second result, their ids in one sorted list.
+    """Find the waiting messages with the lowest ids above `after`, at most `most` messages. Return two values: these
+    messages in batches, with the offsets of their records; and the ids of all these messages in one sorted list.
     """
     batches: list[Batch] = []
     for contents in delays.contents():

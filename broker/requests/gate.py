@@ -86,7 +86,8 @@ _UNDER_WAY = (Parkable, GeneratorType)
 @dataclass(slots=True)
 class HttpPeer:
     """The sender of an HTTP request, for the gate's checks. Only the gate gets this object. The verb that serves the
-    HTTP request gets None as its caller, because HTTP requests have no common state such as a local transaction.
+    HTTP request gets None as its caller: a caller identifies the requests of one connection, which can have a local
+    transaction in common, and HTTP requests have nothing in common.
     """
 
     host: str
@@ -125,7 +126,9 @@ class Nodes(Enum):
 
     LEADER = 0
     READERS = 1
-    """The leader, and for a request with `follower=1` also a follower that shows all committed messages."""
+    """The leader serves all such requests. A follower serves such a request if the request has `follower=1` and the
+    follower shows readers all committed messages.
+    """
     ALL = 2
 
 
@@ -142,7 +145,7 @@ class Verb(NamedTuple):
     needs: Needs
     """Returns what the sender of a request must be permitted to do."""
     held: Callable[[Any], int] = lambda request: 0
-    """Returns how many bytes a request keeps in memory until it is answered."""
+    """held(request) returns how many bytes the request keeps in memory until it is answered."""
     stores: bool = False
     """Whether the request stores messages. If so, the session does not serve it while too many bytes of puts wait for
     the disk.
@@ -150,8 +153,8 @@ class Verb(NamedTuple):
     gathers: bool = False
     """Whether the request may be served together with the requests before and after it, in a PutGroup."""
     lists: bool = False
-    """Whether the request is for a list that is so long that the answer is made in slices. Such a request changes
-    nothing.
+    """Whether the request asks for a list that can be long, so that the answer is made in slices. Such a request
+    changes nothing.
     """
     repeatable: bool = False
     """Whether the client, if it gets no answer, can repeat the request and gets the same or newer data. If so, the
@@ -217,9 +220,9 @@ class Gate:
         everybody may do everything.
         """
         self.check_pull: Callable[[Parkable], None] | None = None
-        """The function that is called before each step of a pull, because a pull that was permitted when it arrived may
-        be forbidden later. The function raises MetaqError to refuse the pull. If it is None, pulls are not checked
-        again.
+        """The function that is called before each step of a pull. It is needed because a pull that was permitted when
+        it arrived may be forbidden while it waits. The function raises MetaqError to refuse the pull. If it is None,
+        pulls are not checked again.
         """
         self.group = Verb(lambda group, caller: group.commit(), NOTHING, lambda group: group.held_bytes, stores=True)
         """The verb that serves a PutGroup."""
@@ -341,8 +344,8 @@ class Gate:
     def if_room(
         self, request: WireRequest | Parkable, address: str, answer: Bytes | Deferred[Bytes]
     ) -> Bytes | Deferred[Bytes]:
-        """Return `answer`; but if it is large, and too many bytes of answers already wait for clients at this address
-        to receive them, return a refusal in its place.
+        """Return `answer`, or a refusal in its place. It is refused if it is large and clients at this address have not
+        received too many bytes of earlier answers yet.
         """
         fit = partial(self._if_room, request, address)
         return answer.addCallback(fit) if isinstance(answer, Deferred) else fit(answer)
@@ -353,9 +356,7 @@ class Gate:
 
 
 def _settled(request: WireRequest, answer: Answer) -> Answer:
-    """Return a verb's answer so that it never fails: if it is a Deferred that fails, the Deferred gets an error answer
-    in place of the failure.
-    """
+    """Return a verb's answer. If it is a Deferred that fails, give it an error answer in place of the failure."""
     if type(answer) is Deferred:
         answer.addErrback(lambda failure: _failed(request, cast(BaseException, failure.value)))
     return _unless_one_way(request, answer)

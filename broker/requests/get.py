@@ -78,8 +78,8 @@ def answer_get(reading: Reading, get: Get, connection: object) -> Answer:
 
 
 def _whole_record(reading: Reading, log: PartitionLog, get: Get, size: int, data: Buffer) -> Bytes | Deferred[Bytes]:
-    """Answer a `get` with data. If the broker's limit `size` has cut off the end of the first record although the
-    client has asked for at least as many bytes as this record has, answer with the whole record.
+    """Answer a `get` with data. `size` is the broker's limit for an answer. If the first record is larger than `size`,
+    but not larger than the number of bytes that the client has asked for, answer with this whole record.
     """
     if len(data) == size < get.max_size:
         end = HEADER_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "big", signed=True)
@@ -94,7 +94,7 @@ def _unfiltered(reading: Reading, log: PartitionLog, get: Get, data: Buffer) -> 
 
     There is one exception to this. If `data` begins in the middle of a record, and the group has had a filter since the
     broker's start, the answer tells the client to continue at the start of this record. Otherwise a Java client could
-    take the bytes for the beginning of a record, and wait forever for the end of this record. Damaged data are
+    take the bytes for the header of a long record, and wait forever for the end of this record. Damaged data are
     returned, too; the client must notice the damage.
     """
     if (get.topic, get.group) not in reading.places.filtered:
@@ -211,9 +211,9 @@ def _chosen(request: _Filtered, chosen: Chosen) -> Bytes:
 
 
 def _only_leading(request: _Filtered, chosen: Chosen) -> Bytes:
-    """Answer a client that sends a single request. The broker cannot remember answers for such a client, so it leaves
-    out no record between two others: the answer has the accepted records before the first rejected one. If the first
-    record is rejected, the answer has the offset of the first accepted record.
+    """Answer a client that sends a single request. The broker cannot remember answers for such a client, so the bytes
+    of an answer must be adjacent in the log: the answer has the accepted records before the first rejected one. If the
+    first record is rejected, the answer has the offset of the first accepted record.
     """
     stored = request.found.stored
     if leading := chosen.leading:
@@ -229,8 +229,8 @@ def _passed_by(request: _Filtered, failure: Failure) -> Bytes:
 
 
 def _failed(reading: Reading, get: Get, error: FilterUnavailable) -> bytes:
-    """Return the answer to a `get` whose filter is unavailable. As in 1.x, its text is the text of the answer to a
-    failed put.
+    """Return the answer to a `get` whose filter is unavailable. As in 1.x, it has the same text as the answer to a put
+    that has failed.
     """
     text = put_failure(reading.url(), get.topic, get.partition, error)
     return encode_result(error.status, text, get.opaque)

@@ -114,8 +114,8 @@ def _said(pending: Pending, whole: bool) -> dict[str, Any]:
 def _with_state(
     halves: Halves, half_id: int, said: dict[str, Any], request: ListHalvesRequest
 ) -> dict[str, Any] | None:
-    """Add the half message's state to its description `said`, and return the description; but return None if the half
-    message does not have the topic, group or state that the request asks for.
+    """Return None if the half message does not have the topic, group or state that the request asks for. Otherwise add
+    its state to its description `said`, and return the description.
     """
     state, half = halves.state(half_id)
     wanted = {"topic": request.topic, "group": request.group, "state": request.state}

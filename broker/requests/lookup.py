@@ -78,8 +78,8 @@ class Lookups:
         return then(self._reading.cold_reads.look_up(partial(_before, log, request)), partial(_counts, log))
 
     def nearest(self, query: OffsetQuery, connection: object) -> bytes:
-        """Answer an `offset` command with the nearest earlier offset where a record certainly begins. This offset is
-        the start of the segment that contains the requested offset (wire.md §4).
+        """Answer an `offset` command with the start of the segment that contains the requested offset (wire.md §4); a
+        record certainly begins there.
 
         A request about a closed partition is answered, too. Raises only PartitionNotFound.
         """
@@ -96,8 +96,8 @@ class Lookups:
 
 
 def _before(log: PartitionLog, request: MessageCountsRequest) -> tuple[int, int]:
-    """Return two values: the number of messages before the request's offset, and, if it differs from the message id in
-    the request, the id of the last message before this offset.
+    """Return two values about the request's offset: the number of messages before it, and the result of
+    `other_id_before` (the id of the last message before it, if this id differs from the message id in the request).
     """
     lookup, offset = log.lookup, request.offset
     return lookup.count_before(offset), lookup.other_id_before(offset, request.last_id)

@@ -166,8 +166,8 @@ class Pull(Parkable):
 
     def nothing(self) -> Bytes:
         """Return the answer that is sent when the pull's wait ends: the records that a filter by content has chosen so
-        far. If there are none, the answer has the offset at which the client's next pull must begin, because the
-        records before it were examined.
+        far. If there are none, the answer has the offset at which the client's next pull must begin; this pull has
+        examined all records before this offset.
         """
         if self._selection is not None and self._selection.chosen.runs:
             return self._given()
@@ -233,8 +233,8 @@ class Pull(Parkable):
         self._place = place
 
     def _units(self, log: PartitionLog, max_bytes: int) -> UnitArray:
-        """Return index units of the records from the pull's offset on. Units of bytes that are known to be damaged, and
-        all units after them, are left out. The result is empty if no index unit has exactly the pull's offset.
+        """Return index units of the records from the pull's offset on. The result ends before the first unit whose
+        bytes are known to be damaged. It is empty if no index unit has exactly the pull's offset.
         """
         units = log.lookup.units(self._offset, max_bytes, tuning.PULL_SCAN_RECORDS)
         if not len(units) or units[0]["offset"] != self._offset:
@@ -327,8 +327,9 @@ class Pull(Parkable):
         return self._runs(log, runs, next_offset, parts)
 
     def _after_filter(self, log: PartitionLog, offset: int, place: Soundness | BaseException) -> Bytes:
-        """Answer a pull after its filter has come to a record with a wrong checksum. place: the result of an
-        examination of this record's offset, or the error that prevented the examination.
+        """Answer a pull that has stopped at a record with a wrong checksum, when the group's filter was applied to the
+        records. place: the result of an examination of this record's offset, or the error that prevented the
+        examination.
         """
         if isinstance(place, BaseException):
             raise place
@@ -346,9 +347,9 @@ class Pull(Parkable):
     # --- with a filter by content -------------------------------------------------------------------------------------
 
     def _may_go_on(self, log: PartitionLog | None) -> bool:
-        """Return whether the log has a readable record at the offset at which the pull would continue. If not, for
-        example because of damage, the caller answers this pull with the records chosen so far, and the client's next
-        pull finds out what is at this offset.
+        """Return whether the pull can continue: whether the log has a readable record at the pull's present offset. If
+        not, for example because of damage, the caller answers this pull with the records chosen so far, and the
+        client's next pull finds out what is at this offset.
         """
         return (
             log is not None
@@ -459,8 +460,9 @@ def _extend(runs: list[ByteSpan], parts: list[Buffer], start: int, data: Buffer)
 
 
 def _choose_runs(units: UnitArray, found: UnitArray, max_bytes: int) -> tuple[list[ByteSpan], int]:
-    """Return the records in `found` that fit into max_bytes, as runs of adjacent records. Also return the offset at
-    which the pull must continue. The first record is always returned, even if it has more than max_bytes.
+    """Choose the first records in `found` that have at most max_bytes in total, and return them as runs of adjacent
+    records. Also return the offset at which the pull must continue. The first record is always returned, even if it has
+    more than max_bytes.
 
     units: the index units of all records that were examined, without gaps between them.
     """

@@ -68,8 +68,9 @@ class PutAnswers:
         self._url = url
 
     def refused(self, put: PutOrSend | TooLargePut, partition: int, error: MetaqError) -> bytes:
-        """Count a put that could not be stored or made safe, and return the answer to the put. partition: the number of
-        the put's partition; if the client has not named a partition, the one that the broker has chosen.
+        """Count a put as failed because it could not be stored or made safe, and return the answer to the put.
+        partition: the number of the put's partition; if the client has not named a partition, the one that the broker
+        has chosen.
         """
         self._writing.refused(put.topic, error)
         if isinstance(put, _Send):
@@ -134,7 +135,9 @@ class PutGroup(Puts[PutOrSend]):
         self._order.append(self._answers.refused(put, *taken) if isinstance(taken, tuple) else taken)
 
     def refuse(self, answer: bytes) -> None:
-        """Add the answer to a put that must not be stored, so that `answer` is sent in the order of the puts."""
+        """Take the place of a put that must not be stored: `answer` is sent where the answer to this put belongs in the
+        order of the puts.
+        """
         self._order.append(answer)
 
     def commit(self) -> Answer:
@@ -183,7 +186,7 @@ class PutGroup(Puts[PutOrSend]):
 
 def answer_run(writing: Writing, answers: PutAnswers, run: PutRun, caller: object) -> Work:
     """Store the puts of a run and answer them. If all puts are plain ones, they are stored all at once. If some of them
-    need special handling, or if there are only few, they are stored with PutGroups.
+    need special handling, or if the run is short, all of them are stored with PutGroups.
     """
     if (logs := plain_logs(writing, run)) is None:
         return answer_one_by_one(partial(PutGroup, writing, answers), run, PutGroup.add)
@@ -206,7 +209,9 @@ def _encoded_run(answers: PutAnswers, run: PutRun, taken: TakenRun) -> bytes:
 
 
 def answer_one_by_one(new_group: Callable[[], PutGroup], run: PutRun, add: Callable[[PutGroup, Put], None]) -> Work:
-    """Store the puts of a run in PutGroups, one group in each slice of the work, and answer all puts together."""
+    """Divide the puts of a run among PutGroups, and store one group in each slice of the work. One answer contains the
+    answers to all puts.
+    """
     committed: list[Answer] = []
     group = new_group()
     for number, put in enumerate(run.puts(), 1):

@@ -48,8 +48,8 @@ _UNSUPPORTED = {
     TransactionType.FORGET: "forgetTransaction",
     TransactionType.RECOVER: "getPreparedTransactions",
 }
-"""A broker with synchronous replication supports no transactions; it answers a transaction command with `Unsupported`
-and the word that this dict has for the command. 1.x uses the same words.
+"""A broker with synchronous replication supports no transactions. As in 1.x, it answers a transaction command with
+`Unsupported` and the word that this dict has for the command.
 """
 
 
@@ -179,8 +179,8 @@ class TransactionVerbs:
         opaque: int,
         meant: int,
     ) -> int:
-        """Add messages to a transaction, and return the id of the first message. meant: the flag bits that the messages
-        have; some bits ask the broker for special handling, such as a delay.
+        """Add messages to a transaction, and return the id of the first message. meant: the bits in the messages' flags
+        with which a client asks the broker for special handling, such as a delay.
         """
         try:
             check_in_transaction(self._writing, topic, puts, meant)
@@ -213,7 +213,7 @@ class TransactionVerbs:
         return body_frame(frame.opaque, b"[%b]" % b", ".join(rows))
 
     def complete(self, request: CompleteTransactionRequest) -> Deferred[None] | None:
-        """Do with a transaction what an operator has decided, for example commit or roll back a prepared transaction;
+        """Carry out an operator's decision about a transaction, for example to commit a prepared transaction;
         CompleteTransactionRequest lists the possible actions. Raises TransactionRefused.
         """
         return self._transactions.complete(request.tx_key, request.action)

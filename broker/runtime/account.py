@@ -54,9 +54,9 @@ may use everything except the reserve.
 
 MAX_PREPARED_BYTES = 12 << 20
 """The maximum number of bytes of the list of prepared transactions; a prepare that would make the list longer is
-refused. The broker must send the whole list in one frame, because a transaction coordinator assumes that a transaction
-that is not in the list has ended. The same frame also has space for MAX_ACTIVE_BYTES about transactions that are not
-prepared.
+refused. The broker must send the list whole, in one frame: if a transaction is not in the list, a transaction
+coordinator assumes that it has ended. The same frame also has space for MAX_ACTIVE_BYTES about transactions that are
+not prepared.
 """
 
 MAX_SEARCHES = 64
@@ -74,8 +74,8 @@ made and is not sent yet is in memory and can have some megabytes.
 """
 
 UNFINISHED_BYTES_PER_SECOND = 16 << 10
-"""A rate in bytes per second. `requestSeconds` limits how long a request may arrive, or an answer may be received, at a
-lower rate than this. At a higher rate, the time is not limited.
+"""A rate in bytes per second. If a client sends a request or receives an answer more slowly than this, `requestSeconds`
+limits the time for it. At a higher rate, the time is not limited.
 """
 
 SCAN_SECONDS = 5
@@ -103,8 +103,8 @@ can contain up to eight times as many bytes.)
 
 LOST_BYTES = 32 << 20
 """Whenever the incomplete requests of lost connections have had this many bytes in total, free memory of the heap is
-given back to the system. Otherwise this memory might stay allocated without being used, because later requests may not
-fit into the gaps that the incomplete requests have left in the heap.
+given back to the system. These requests leave gaps in the heap. If later requests do not fit into the gaps, this memory
+would otherwise stay allocated without being used.
 """
 
 
@@ -140,15 +140,15 @@ class Quotas:
     timeout, it is rolled back. 0 means that it is never rolled back for this reason.
     """
     http_connections: int = 1024
-    """The maximum number of connections to the operator's pages and the HTTP gateway. If a quarter of the maximum
-    number of all connections is less than this value, the quarter is the limit.
+    """The maximum number of connections to the operator's pages and the HTTP gateway. The limit is never more than a
+    quarter of the maximum number of all connections.
     """
     waiting_pages: int = 4
     """The maximum number of operators' pages that wait for ZooKeeper at the same time. Each of them uses a worker
     thread.
     """
     shared_groups: int = 10_000
-    """The maximum number of shared groups. A group that uses several partitions counts once for each of them."""
+    """The maximum number of shared groups. A group counts once for each partition that it uses."""
     shared_bytes: int = 512 << 20
     """The maximum number of bytes of memory that the broker uses for facts about single messages of shared groups, such
     as leases. While the limit is reached, each group can still lease and examine a few messages.
@@ -303,9 +303,10 @@ class Unfinished:
 
     When these requests have too many bytes, the broker stops reading from their connections until they have fewer
     bytes. For each address, it continues to read from the connection that has had unfinished requests longest, so that
-    some requests always become complete. A connection is aborted if its request does not become complete in time. The
-    time is measured as the number of checks (`look`) during which the broker has read from the connection. So a time in
-    which the broker was suspended does not count, and leads to no abort.
+    some requests always become complete. A connection is aborted if its request does not become complete in time. Its
+    time is measured as a number of checks: a check (`look`) counts if the broker reads from the connection, but too few
+    bytes have arrived since the check before. So a time in which the broker was suspended does not count, and leads to
+    no abort.
     """
 
     def __init__(self, budget: Shares, seconds: int, reactor: ReactorTime) -> None:
@@ -331,8 +332,8 @@ class Unfinished:
         are none. Return whether the broker should continue to read from this connection.
 
         fresh: whether a request of this connection has become complete since the last call, so that the time limit
-        begins again. cut(why): ends the connection if the broker currently reads from it; `cut` returns whether it has
-        ended the connection.
+        begins again. cut(why): called if the time limit has passed; ends the connection if the broker is waiting for
+        the client's data, and returns whether it has done so.
         """
         mine = self._begun.get(address)
         if not size:
@@ -363,7 +364,7 @@ class Unfinished:
 
     def room(self, who: object, address: str) -> int:
         """Return how many bytes may be received from the connection at once: as many as the limits allow. If the limits
-        allow none, return 1; when this byte was received, the caller calls `has`, which returns False, so that the
+        allow none, return 1: the caller receives this byte and then calls `has`, whose result False says that the
         connection has to wait.
         """
         if self._is_oldest(who, address):
@@ -494,15 +495,16 @@ class Unsent:
         return self._budget.refusal(address)
 
     def _room(self, address: str) -> int:
-        """Return how many bytes one more answer for this address may have. If the address has no unsent answers yet,
-        one answer may have any size, unless all addresses together have used up the limit.
+        """Return how many bytes one more answer for this address may have. While the address has no unsent answers and
+        the limit still leaves it room, one answer may have any size.
         """
         room = self._budget.room(address)
         return MAX_FRAME_BYTES if room > 0 and not self._budget.has(address) else room
 
     def hold(self, address: str, change: int) -> None:
-        """Record that `change` more bytes of answers wait for an HTTP connection. `look` does not check these
-        connections, because the HTTP ports themselves close connections that are too slow.
+        """Record that `change` more bytes of answers (a negative number means fewer) wait to be sent on HTTP
+        connections. `look` does not check these connections, because the HTTP ports themselves close connections that
+        are too slow.
         """
         self._budget.add(address, change)
 
@@ -573,8 +575,8 @@ class Account:
         self.made_topics = Shares("topics without a section", "madeTopics", limits.made_topics, share)
         self.half_messages = Shares("half messages", "halfMessages", limits.half_messages, share)
         self.asker = NOBODY
-        """The address of the client whose request is being served now; while no request is being served, the address of
-        the client whose request was served last.
+        """The client address of the request that is being served now or, if none is being served, of the last one that
+        was served.
         """
         self.transaction_bytes = Shares(
             "bytes in open transactions", "transactionBytes", limits.transaction_bytes, share

@@ -41,10 +41,10 @@ class Dialer:
         self._tls = tls
 
     def dial(self, host: str, port: int, seconds: float, make: Callable[[], P]) -> Deferred[P]:
-        """Connect to another broker. `make` creates the Twisted protocol object for the connection. The Deferred gives
-        this object once the connection is made. The Deferred fails with Twisted's errors if the connection cannot be
-        made, or with TlsFailed if the other broker's certificate is refused or does not name `host`. seconds: the time
-        limit for connecting, and again for the TLS handshake. Cancelling the Deferred ends the attempt.
+        """Connect to another broker. `make` creates the Twisted protocol object for the connection. As soon as the
+        connection is made, the Deferred gets this object. The Deferred fails with Twisted's errors if the connection
+        cannot be made, or with TlsFailed if the other broker's certificate is refused or does not name `host`. seconds:
+        the time limit for connecting, and again for the TLS handshake. Cancelling the Deferred ends the attempt.
         """
         endpoint = HostnameEndpoint(self._reactor, host, port, seconds)
         if self._tls is None:
@@ -63,10 +63,10 @@ def _factory(make: Callable[[], Protocol]) -> Any:
 
 
 class _TlsConnection(Protocol):
-    """Adds TLS to a TCP connection. All data between the TCP connection and the protocol object that the caller's
-    `make` has returned pass through this object. For the TCP connection, this object is the Twisted protocol; for the
-    protocol object, it is the transport. It decrypts the bytes that arrive on the TCP connection, and encrypts the
-    bytes that the protocol object sends.
+    """Adds TLS to a TCP connection. It stands between the TCP connection and the protocol object that the caller's
+    `make` has returned, and all their data pass through it. For the TCP connection, this object is the Twisted
+    protocol; for the protocol object, it is the transport. It decrypts the bytes that arrive on the TCP connection, and
+    encrypts the bytes that the protocol object sends.
     """
 
     def __init__(self, stream: TlsStream, inner: Protocol) -> None:
@@ -151,7 +151,7 @@ class _TlsConnection(Protocol):
 
     @property
     def bufferSize(self) -> int:  # noqa: N802
-        """The maximum number of bytes that one read from the TCP connection returns."""
+        """Twisted's attribute of a TCP connection: the most bytes that one read from the connection returns."""
         return cast(int, self._tcp.bufferSize)
 
     @bufferSize.setter

@@ -21,8 +21,9 @@ class FewLines:
     """Writes the first log lines of one kind in each period, and counts the others. Used only on the reactor thread."""
 
     def __init__(self, log: logging.Logger, what: str, reactor: ReactorTime) -> None:
-        """what: what the lines are about. At the end of a period in which some lines were not written, one line tells
-        their number; for example, with `connections closed` as `what`, it begins with `33 more connections closed`.
+        """what: what the lines are about. If some lines of a period were only counted, one line at the period's end
+        tells their number. With `connections closed` as `what`, this line begins, for example, with `33 more
+        connections closed`.
         """
         self._log = log
         self._what = what

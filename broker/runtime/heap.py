@@ -1,6 +1,7 @@
 """Settings of the C library's heap and of Python's garbage collector. They have two purposes: a process with many
-threads uses little memory, and freed memory is not given back to the system if it will soon be needed again. The
-garbage collector's full collections, which examine all objects, examine each object at most once.
+threads uses little memory, and freed memory is not given back to the system if it will soon be needed again. A full
+collection of the garbage collector normally examines all objects. With these settings, all full collections together
+examine each object at most once.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ def set_up_heap() -> bool:
 
     All threads share one heap. By default glibc gives each thread a heap of its own, so memory that one thread has
     freed is not used by other threads. Threads seldom wait for the shared heap, because nearly all of its users hold
-    the interpreter's lock anyway. The heap keeps some free memory. Otherwise, for each answer of some megabytes, new
-    pages would be requested from the system and given back soon after. The measurements are in
+    the interpreter's lock anyway. The heap keeps some free memory. Without it, the heap would get new pages from the
+    system for each answer of some megabytes, and give them back soon after. The measurements are in
     docs/decisions/009-one-heap-for-all-threads.md.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -59,10 +60,10 @@ class _HeapFigures(ctypes.Structure):
 
 def give_back_spare() -> None:
     """If more than HEAP_KEPT_BYTES are free, give free memory of the heap back to the system as `give_back` does, but
-    keep HEAP_KEPT_BYTES at the heap's end. This call is needed because the C library by itself gives back only free
-    memory at the heap's end. If the last block of the heap is in use, it gives back nothing. The call takes some
-    milliseconds for 100 MiB of free memory, and almost no time if this memory was given back before. Any thread may
-    call this function; other threads that need memory wait until it has returned.
+    keep HEAP_KEPT_BYTES at the heap's end. Without this call, the C library gives back only free memory at the heap's
+    end; while the last block of the heap is in use, it gives back nothing. The call takes some milliseconds for 100 MiB
+    of free memory, and almost no time if this memory was given back before. Any thread may call this function; other
+    threads that need memory wait until it has returned.
     """
     library = ctypes.CDLL(None)
     figures = getattr(library, "mallinfo2", None)
@@ -83,9 +84,9 @@ def collect_later() -> None:
 
 def keep_for_good() -> None:
     """Collect garbage from now on, but never examine the objects that exist now. An object that is created later is
-    examined by at most one full collection: objects that are still in use after a full collection are never examined
-    again, either. To be called once, when the broker has read all its data at the start. Without this call each full
-    collection would examine all objects, which takes half a second for 10,000 partitions and groups
+    examined by at most one full collection: if it is still in use afterwards, it is never examined again, either. To be
+    called once, when the broker has read all its data at the start. Without this call each full collection would
+    examine all objects, which takes half a second for 10,000 partitions and groups
     (docs/decisions/115-the-collector-leaves-the-start-alone.md).
     """
     gc.freeze()

@@ -15,7 +15,7 @@ __all__ = ["Pace", "processor_wait_seconds"]
 
 class Pace:
     """Computes how fast cold data may be read. While cold data are read, it measures the lateness of the reactor's
-    loop: how much later than due the loop calls a timer. If the lateness is too large, the allowed rate is halved;
+    loop: how long after its due time the loop calls a timer. If the lateness is too large, the allowed rate is halved;
     otherwise the rate grows. While no producer writes, the rate is not limited, because then the reads cannot delay
     producers.
 
@@ -34,9 +34,11 @@ class Pace:
         least: float = tuning.PACE_MIN_BYTES_PER_SECOND,
         written_factor: float = tuning.PACE_WRITTEN_FACTOR,
     ) -> None:
-        """written: returns the number of bytes appended so far. waited: returns how many seconds the reactor thread has
-        waited so far for a processor (CPU). least: the rate that is always allowed, in bytes a second, > 0.
-        written_factor: a rate of written_factor times the rate at which producers write is also always allowed.
+        """written: returns the number of bytes appended so far. waited: returns for how many seconds in total the
+        reactor thread was ready to run but had to wait for a processor (CPU). least: the rate that is always allowed,
+        in bytes a second, > 0.
+        written_factor: the product of this factor and the rate at which producers write is also a rate that is always
+            allowed.
         """
         self._least = least
         self._written_factor = written_factor

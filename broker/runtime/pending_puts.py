@@ -55,13 +55,14 @@ class PendingPuts:
                 self._reactor.callLater(0, self._wake)
 
     def wait(self, who: object, resume: Callable[[], None]) -> None:
-        """Call `resume` once, when the bytes have fallen to three quarters of the limit and the sessions that have
-        waited longer than `who` were resumed. `resume` is never called before `wait` has returned.
+        """Let the session `who` wait: call `resume` once, when its turn has come. The sessions are resumed in the order
+        of their `wait` calls, after the bytes have fallen to three quarters of the limit. `resume` is never called
+        before `wait` has returned.
         """
         self._waiting[who] = resume
 
     def drop(self, who: object) -> None:
-        """Let the session `who` no longer wait, so that its `resume` is not called."""
+        """Cancel the `wait` of the session `who`: never call its `resume`."""
         self._waiting.pop(who, None)
 
     def _wake(self) -> None:

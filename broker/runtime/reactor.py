@@ -27,9 +27,9 @@ elapsed_seconds: Callable[[], float] = (
     partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 )
 """A clock in seconds that never goes back or jumps, even if the wall clock is set. On Linux it continues to run while
-the machine sleeps. The time of a machine's sleep must count in a broker set, where a leader needs grants: a follower's
-grant is a promise not to stand for election for some time. When a leader's machine wakes up after a longer sleep, this
-clock shows the leader that the grants have expired.
+the machine sleeps. A broker set needs a clock that counts the time of a machine's sleep. The reason is the grants, with
+which followers promise the leader not to stand for election for some time. When a leader's machine wakes up after a
+longer sleep, this clock shows the leader that the grants have expired.
 """
 
 
@@ -102,8 +102,8 @@ class Transport(Protocol):
     principal: Principal
     is_encrypted: bool
     sent_bytes: int
-    """The number of bytes of answers that were sent after a wait in the transport's buffer, since the connection was
-    made.
+    """How many bytes of answers have been sent on this connection after they had waited in the transport's buffer.
+    Bytes that the socket took at once do not count.
     """
 
     def write(self, data: Buffer) -> None: ...

@@ -27,7 +27,7 @@ _DAY_NUMBER = re.compile(r"(?<![#/\w])[0-9]+")
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """When a recurring action is due, in local time. text: the expression as the user wrote it."""
+    """The times at which a recurring action is due, in local time. text: the expression as the user wrote it."""
 
     text: str
     expression: str
@@ -47,7 +47,9 @@ class Schedule:
 
 
 def parse_schedule(text: str, option: str = "deleteWhen") -> Schedule:
-    """Parse a Quartz expression. Raises ConfigError, which names `option` and the accepted syntax."""
+    """Parse a Quartz expression. Raises ConfigError if the expression is invalid; the error's text names `option`, the
+    option with this expression, and the accepted syntax.
+    """
     fields = text.upper().split()
     if len(fields) not in (6, 7):
         raise ConfigError(option, text, f"has {len(fields)} fields, not 6 or 7: {_REMEDY}")

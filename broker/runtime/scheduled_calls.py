@@ -29,8 +29,8 @@ may have set it.
 
 def repeat(seconds: float, function: Callable[[], object], reactor: ReactorTime, name: str) -> LoopingCall:
     """Call `function` every `seconds` until the returned LoopingCall is stopped. Exceptions of `function` are logged,
-    and the calls continue. A MetaqError is logged in one line; but if consecutive calls fail with the same error, only
-    the first of them is logged.
+    and the calls continue. A MetaqError is logged in one line, but not if the call before has failed with the same
+    error.
     """
     told = ""
 
@@ -77,8 +77,8 @@ class ScheduledCalls:
         self.replace(schedules)
 
     def replace(self, schedules: Iterable[Schedule]) -> None:
-        """Use exactly these schedules from now on. The next call of a schedule that was in use before is not
-        changed.
+        """Use exactly these schedules from now on. If a schedule was already in use, the time of its next call stays
+        the same.
         """
         wanted = dict.fromkeys(schedules)
         for schedule in self._timers.keys() - wanted.keys():

@@ -16,8 +16,8 @@ class SlicedWork:
     """Does tasks of one kind on the reactor thread, one task after the other. Each task is done in slices of
     WORK_SLICE_SECONDS.
 
-    A task is an iterator that pauses (`yield`) when `is_over` is true. `add` does the first slice of a task at once,
-    unless another task is unfinished.
+    A task is an iterator, for example a generator. It must check `is_over` often, and execute `yield` when `is_over` is
+    true, to end the slice. `add` does the first slice of a task at once, unless another task is unfinished.
     """
 
     def __init__(self, reactor: ReactorTime) -> None:

@@ -31,8 +31,9 @@ def run_in_pool(reactor: Reactor, pool: ThreadPool, function: Callable[[], Any],
 
 def run_coroutine(begin: Callable[[], Coroutine[Deferred[Any], Any, Any]], done: Callable[[Any], None]) -> None:
     """Run the coroutine that `begin` returns on this thread, then call `done(its result or failure)`. This function can
-    be passed to the class `Turns` (store/worker_turns.py) as `run_in_thread`. With this function, a `Turns` object
-    limits how many coroutines run at the same time; otherwise it limits how many functions run in worker threads.
+    be passed to the class `Turns` (store/worker_turns.py) as `run_in_thread`. A `Turns` object limits how many of its
+    jobs run at the same time. With this function, the jobs are coroutines on this thread instead of functions in worker
+    threads.
     """
     ensureDeferred(begin()).addBoth(done)
 
@@ -66,10 +67,10 @@ class _Daemon(Thread):
 
 
 class DaemonThreads(ThreadPool):
-    """A pool of threads for users' filters, or for reads of data that are not in the page cache. The object is called
-    as a `RunInThread` (store/worker_turns.py): with a function to run and a callback for its result. Its threads are
-    separate from those that sync files, so that slow filters and reads do not delay syncs. The pool has at most `limit`
-    threads. A thread is started when it is first needed, and runs until the process ends.
+    """A pool of threads for users' filters, or for reads of data that are not in the page cache. Call the object itself
+    with a function to run and a callback for the result: it has the type `RunInThread` (store/worker_turns.py). Its
+    threads are separate from those that sync files, so that slow filters and reads do not delay syncs. The pool has at
+    most `limit` threads. A thread is started when it is first needed, and runs until the process ends.
     """
 
     threadFactory = _Daemon  # noqa: N815
@@ -86,9 +87,10 @@ class DaemonThreads(ThreadPool):
 
 
 class DiskThread:
-    """A thread that only the journal uses (through a `RunInThread`, store/worker_turns.py), so that an acknowledgement
-    never waits for other disk work. The thread runs the functions that callers pass to it one after the other. Passing
-    a function to this thread costs less time than passing it to a thread pool.
+    """A thread that only the journal uses. So the journal's writes and syncs, for which acknowledgements wait, never
+    wait for other disk work. The object has the type `RunInThread` (store/worker_turns.py). The thread runs the
+    functions that callers pass to it one after the other. Passing a function to this thread costs less time than
+    passing it to a thread pool.
 
     The first call starts the thread. The process can end while the thread runs a function, so a caller that needs the
     result must wait for it before the process ends.

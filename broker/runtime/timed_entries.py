@@ -13,9 +13,8 @@ __all__ = ["MOVED_ENTRIES", "TimedEntries"]
 E = TypeVar("E", bound=tuple[Any, ...])
 
 MOVED_ENTRIES = 4
-"""While `TimedEntries` replaces its heap by a new one, each `push` examines this many entries of the old heap. This is
-more than enough: with two entries per push, all old entries would be examined before the new heap itself has to be
-replaced.
+"""While `TimedEntries` replaces its heap by a new one, each `push` examines this many entries of the old heap. Even two
+entries per push would be enough to examine all old entries before the new heap must be replaced, too.
 """
 
 _NONE: list[Any] = []

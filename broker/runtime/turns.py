@@ -95,7 +95,7 @@ class ConnectionTurns:
 
     def turn(self, address: str) -> Deferred[None]:
         """Return a Deferred that fires when the caller, who works for a client with this address, may do its next piece
-        of work. Called after each piece of work that takes more than one turn in total.
+        of work. If the whole work takes more than one turn, the caller calls this method after each piece.
         """
         comes: Deferred[None] = Deferred()
         self.wait(partial(comes.callback, None), 1, address)
@@ -103,8 +103,8 @@ class ConnectionTurns:
 
     def has_worked(self, since: float) -> bool:
         """Record that a connection has worked on incoming data since the time `since`. If the work took at least
-        COUNTED_SECONDS and the reactor's present iteration has no time limit yet, give it one. Return whether the work
-        took at least TURN_SECONDS.
+        COUNTED_SECONDS, set a time limit for the reactor's present iteration, unless it has one already. Return whether
+        the work took at least TURN_SECONDS.
         """
         took = self.seconds() - since
         if took < tuning.COUNTED_SECONDS:
@@ -134,8 +134,8 @@ class ConnectionTurns:
 
 class WorkPlaces:
     """Limits how many of certain requests, for example of those that take much memory, are handled at the same time.
-    Further requests wait. When one of them ends, one waiting request begins; the client addresses take turns. This
-    object is used by the reactor thread only.
+    Further requests wait. Each time the work of a request ends, one waiting request begins. It is chosen from each
+    client address in turn. This object is used by the reactor thread only.
     """
 
     def __init__(self, turns: ConnectionTurns, most: Callable[[], int]) -> None:

@@ -61,9 +61,8 @@ class Admission:
 
     def hold(self) -> None:
         """From now on, do not answer followers that connect, until `let_in` is called. Called when this node stands for
-        election: a follower may learn from ZooKeeper that this node was elected, and connect, before this node itself
-        has learned the result. Without `hold`, this node would refuse such a follower, because this node does not know
-        yet that it leads.
+        election. After this node was elected, a follower may learn this from ZooKeeper earlier than this node itself,
+        and connect. Without `hold`, this node would refuse the follower, because it does not know yet that it leads.
         """
         self._early = []
 
@@ -137,8 +136,8 @@ class Admission:
         leader.serve(hello.node, connection)
 
     def _stranger(self, hello: Hello, certified_hosts: frozenset[str] | None) -> str:
-        """Return the reason why the connection's certificate does not belong to the node that asks to follow. Return ""
-        if it belongs to that node, or if no certificate is needed.
+        """Check whether the connection's certificate names the host of the node that asks to follow. If not, return the
+        reason for the refusal. Return "" if it does, or if no certificate is needed.
         """
         view = self._view()
         node = None if view is None else view.nodes.get(hello.node)

@@ -36,7 +36,9 @@ T = TypeVar("T")
 
 
 def copy_pace(broker: SetHost) -> Pace:
-    """Return the Pace object that limits the rate of all copies of a leader together."""
+    """Return the Pace object for the sum of all copies that a leader makes at the same time: it limits their total
+    rate.
+    """
     return Pace(
         broker.reactor,
         lambda: broker.metrics.put_bytes,
@@ -63,8 +65,8 @@ class Copying:
         pace: Pace,
         go_live: Callable[[], Callable[[], None]],
     ) -> None:
-        """ready: the content of the follower's READY message. pace: limits the rate at which data are sent, in all
-        rounds but the last. go_live: makes the leader keep its new blocks for this follower in memory, and returns the
+        """ready: the content of the follower's READY message. pace: limits the rate at which data are sent; not used in
+        the last round. go_live: makes the leader keep its new blocks for this follower in memory, and returns the
         function that sends the kept blocks.
         """
         self.sent_bytes = 0
@@ -193,9 +195,9 @@ class Copying:
         return self._broker.in_thread(partial(reader.read, offset)) if offset < target else None
 
     def _drop(self) -> None:
-        """Tell the follower to drop the data that it has before the first offsets of the leader's partitions.
-        Say nothing about partitions that the leader has created after the last round began: the follower gets them with
-        the leader's new blocks.
+        """For each partition that begins at a lower offset on the follower than on the leader, tell the follower to
+        drop the data before the leader's first offset. Partitions that the leader has created since the last round
+        began are left out: the follower gets them with the leader's new blocks.
         """
         firsts = {
             name: log.first_offset

@@ -28,9 +28,9 @@ class StreamProtocol(Protocol):
     """
 
     large = False
-    """The transport of an accepted connection (network/transport.py) reads this attribute of its protocol object to
-    learn whether a large request is arriving, because it receives large requests in another way. On a replication
-    connection no large request arrives, so the value is always False.
+    """Whether a large request is arriving. The transport of an accepted connection (network/transport.py) reads this
+    attribute of its protocol object, because it receives large requests in another way. It is always False here,
+    because no large request arrives on a replication connection.
     """
 
     def __init__(
@@ -44,8 +44,8 @@ class StreamProtocol(Protocol):
         """
         self.name = name
         self.on_gone: Callable[[], None] | None = None
-        """Called when Twisted reports that the connection is closed. The attribute `lost`, the error that ended the
-        connection, can be set long before that, for example by `close`.
+        """Called when Twisted reports that the connection is closed. The attribute `lost` contains the error that ended
+        the connection. It can be set long before this call, for example by `close`.
         """
         self.lost: MetaqError | None = None
         self.on_lost: Callable[[MetaqError], None] | None = None

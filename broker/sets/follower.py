@@ -298,8 +298,8 @@ class Follower:
             await self._done(partial(self._store.cut, cuts))
 
     async def _done(self, change: Callable[[CutsDone], None]) -> None:
-        """Call `change`, which starts to change logs of the store (for example to cut them), and wait until that is
-        done. Raises StoreError.
+        """Call `change`, which starts to change logs of the store (for example to cut them), and wait until the store
+        has finished the change. Raises StoreError.
         """
         changed: Deferred[StoreError | None] = Deferred()
         change(lambda kept, error: changed.callback(error))
@@ -496,17 +496,16 @@ class Follower:
         log.use_policy(GROUP_COMMIT)
 
     def reconfigured(self) -> None:
-        """Repeat the work of `_force` for all logs that it has changed: let them sync their new data before this node
-        acknowledges the data. Called after this node's own topic settings were applied to its logs, which has undone
-        `_force`.
+        """Switch all logs that `_force` has changed to group commit again. Called after a reload has applied this
+        node's own topic settings to its logs, because this has undone the effect of `_force`.
         """
         for log in self._forced:
             log.use_policy(GROUP_COMMIT)
 
     def _when_synced(self, ends: Sequence[tuple[PartitionLog, int]], done: Callable[[MetaqError | None], None]) -> None:
-        """Call `done` when each of these logs is synced up to the end offset given with it. The method asks the logs
-        repeatedly whether they are synced, because no callback reports the sync of data that were appended before a log
-        had group commit.
+        """Call `done` when each of these logs is synced up to the end offset given with it. The method checks the logs
+        again and again. It cannot use a callback: if data were appended before a log had group commit, no callback
+        reports when they are synced.
         """
 
         def look() -> None:
@@ -546,8 +545,9 @@ class Follower:
         self._mirror.when_safe(self._now_live)
 
     def _now_live(self, error: MetaqError | None) -> None:
-        """Called without an error when the copy of the transaction log is on the disk, or with the error that prevented
-        this. Without an error, this node acknowledges from now on the blocks that it receives.
+        """Called when the copy of the transaction log is on the disk. error: why the copy could not be made safe there,
+        or None if it is on the disk. With an error, close the connection. Without one, acknowledge from now on the
+        blocks that this node receives.
         """
         if self.connection is None or self._stopped or self.connection.lost is not None:
             return

@@ -9,8 +9,8 @@ directory the file has a different inode number, so a node detects that its dire
 
 An epoch's id is random. If ZooKeeper's data were lost or restored from an old backup, two epochs can get the same
 number. They can then be distinguished by their ids. The ends that "history" lists for an epoch are the end offsets of
-the partitions when the epoch began. A partition's end is listed only if it differs from the end for the previous epoch.
-The file is replaced as a whole and synced, so either the old file or the new one always exists.
+the partitions when the epoch began. An epoch lists a partition's end only if the end differs from that at the beginning
+of the previous epoch. The file is replaced as a whole and synced, so either the old file or the new one always exists.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ MAX_EPOCHS = 1_000
 MAX_ENDS = 1 << 18
 """MAX_EPOCHS limits the number of epochs in a history, and MAX_ENDS the total number of the ends that they list. When a
 history exceeds a limit, its oldest epochs are removed. The limits exist because reading, comparing and sending a
-history takes time on the reactor thread. If a node has data of none of the epochs that the leader's history still has,
-an operator has to remove this node's data before it can join the set again.
+history takes time on the reactor thread. If the leader's history has lost all epochs from which a node has data, this
+node cannot join the set again before an operator has removed its data.
 """
 
 
@@ -80,7 +80,9 @@ class EpochHistory:
         return EpochHistory((*self.changes, (epoch, uuid.uuid4().hex, changed)))._bounded()
 
     def ends_of(self, epoch: Epoch, now: Mapping[str, int]) -> dict[str, int]:
-        """Return where each partition ended when `epoch` ended (rules.epoch_end). now: the partitions' present ends."""
+        """Return for each partition the byte offset up to which this node has the data of `epoch` and earlier epochs
+        (computed by rules.epoch_end). now: the partitions' present ends.
+        """
         following = self._number(epoch) + 1
         if following == len(self.changes):
             return dict(now)
@@ -97,7 +99,9 @@ class EpochHistory:
         return EpochHistory(self.changes[: self._number(epoch) + 1])
 
     def behind(self, epoch: Epoch) -> EpochHistory:
-        """Return a history that contains only the epochs after `epoch`, with their changed ends."""
+        """Return a history that contains only the epochs after `epoch`. For each of them it has only the ends that
+        differ from those of the previous epoch, as in this history.
+        """
         return EpochHistory(self.changes[self._number(epoch) + 1 :])
 
     def followed_by(self, later: EpochHistory) -> EpochHistory:
@@ -113,8 +117,8 @@ class EpochHistory:
         return self.epochs.index(epoch)
 
     def _ends_at(self, count: int) -> dict[str, int]:
-        """Return where the partitions ended when this history's epoch at the position `count` began. The oldest epoch
-        has the position 1.
+        """Return where the partitions ended when the epoch number `count` of this history began. The oldest epoch of
+        the history has the number 1.
         """
         ends: dict[str, int] = {}
         for _, _, changed in self.changes[:count]:
@@ -213,8 +217,9 @@ class NodeFile:
             self.renew()
 
     def renew(self) -> None:
-        """Choose a new instance id. Called when this node has lost data or its directory is a copy, so that its data
-        are no longer those that the other nodes know by the old id. The next `write` stores the new id.
+        """Choose a new instance id. Called when this node has lost data or its directory is a copy. Then the old id
+        must not stand for its present data, because the other nodes use it for the former data. The next `write` stores
+        the new id.
         """
         self.instance = uuid.uuid4().hex
 

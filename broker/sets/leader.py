@@ -92,8 +92,8 @@ class _Link:
         self._read_at = heard_at
 
     def is_stuck(self, now: float) -> bool:
-        """Return whether data have waited in the connection's full send buffer for STUCK_SECONDS and the follower has
-        read none of them. To be called about once a second.
+        """Return whether the connection's send buffer has been full for STUCK_SECONDS, because the follower reads
+        nothing. To be called about once a second.
         """
         if not self.protocol.full or self.protocol.drains != self._drains:
             self._read_at, self._drains = now, self.protocol.drains
@@ -252,7 +252,7 @@ class Leader:
 
     @property
     def copies(self) -> int:
-        """The number of nodes in the in-sync set, including this node; all of them have all committed data."""
+        """On how many nodes all committed data are: the number of nodes in the in-sync set, including this node."""
         return len(self.core.in_sync)
 
     @property
@@ -277,10 +277,11 @@ class Leader:
         self._promises.clear()
 
     def replicate(self, entries: Sequence[StreamEntry], lane: Lane, done: Callable[[MetaqError | None], None]) -> None:
-        """Put entries that belong to no partition (changes of the transaction log) into the next block, in front of its
-        messages. `done` is called with None when the block is committed, or with an error if it is unknown whether the
-        block will be committed. If `entries` is empty, `done` is called when all earlier blocks are committed. lane:
-        whether followers must have the entries on the disk (Lane.DISK) or only in memory (Lane.MEMORY) for the commit.
+        """Add entries to the next block, in front of its messages. The entries are changes of the transaction log, so
+        they belong to no partition. `done` is called with None when the block is committed, or with an error if it is
+        unknown whether the block will be committed. If `entries` is empty, `done` is called when all earlier blocks are
+        committed. lane: whether followers must have the entries on the disk (Lane.DISK) or only in memory (Lane.MEMORY)
+        for the commit.
         """
         if self._ended:
             done(NotLeader(self._broker.config.broker_id))
@@ -539,8 +540,8 @@ class Leader:
 
     def _look_at_disk(self) -> None:
         """Check whether this node can store data. It cannot if one of its logs has failed, or if its disk is full and
-        even the reserve is used up. If it cannot, and another node is in sync, stop leading. The check also finds
-        failed background syncs for which no request waits.
+        even the reserve is used up. If it cannot, and another node is in sync, stop leading. The check is needed
+        because a background sync can fail while no request waits for it, so that no request reports the failure.
         """
         if len(self.core.in_sync) > 1:
             failure = self._store.first_failure() or self._store.space.empty(tuning.FULL_BYTES)
@@ -646,8 +647,8 @@ class Leader:
 
     def hand_over_to(self, name: str, *, leaving: bool) -> None:
         """Tell the follower to stand for election at once. From then on, this leader no longer relies on the follower's
-        grants. leaving: True if this node's process is about to stop, so that the next leader does not wait for this
-        node.
+        grants. leaving: True if this node's process is about to stop. The follower is told this, so that it does not
+        wait for this node when it leads.
         """
         link = self._links.get(name)
         if link is not None:
@@ -691,8 +692,8 @@ class Leader:
 
 
 def _joined(entries: list[StreamEntry]) -> Iterator[StreamEntry]:
-    """Join all appends that were made to one log in one iteration of the reactor, in their order, into one entry for
-    each segment.
+    """Join the appends (`entries`) that one iteration of the reactor has made to one log. Yield one entry for each
+    segment, with its appends in their order.
     """
     if len(entries) == 1:
         yield entries[0]

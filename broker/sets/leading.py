@@ -1,12 +1,12 @@
 """Record a leader's knowledge about its followers, and compute which blocks are committed. The code does no I/O, reads
 no clock and starts no thread.
 
-`needed` contains the other nodes that must have a block before the block is committed and clients get acknowledgements.
-These are the nodes of the in-sync set. While the leader is changing this set and the outcome is unknown, `needed`
-contains the nodes of the old set and of the new set. The caller reports each event (for example an acknowledgement) by
-calling a method. Then it calls `advance`, which finds out which blocks are committed by now. After that,
-`take_committed` returns the positions up to which data have become visible, and `take_answers` returns the callbacks to
-call.
+`needed` contains the other nodes that must have a block. Only then is the block committed, and only then do clients get
+acknowledgements for its messages. These are the nodes of the in-sync set. While the leader is changing this set and the
+outcome is unknown, `needed` contains the nodes of the old set and of the new set. The caller reports each event (for
+example an acknowledgement) by calling a method. Then it calls `advance`, which finds out which blocks are committed by
+now. After that, `take_committed` returns the positions up to which data have become visible, and `take_answers` returns
+the callbacks to call.
 """
 
 from __future__ import annotations
@@ -105,8 +105,9 @@ class Leading:
     # --- events -------------------------------------------------------------------------------------------------------
 
     def next_block(self, memory: Sequence[Mark], disk: Sequence[Mark]) -> int:
-        """Add a block and return its number. memory: where the block's data end in the logs that need a copy in the
-        followers' memory only. disk: the same for the logs whose data must be on the followers' disks.
+        """Add a block and return its number. memory: one mark for each log whose data followers need to have only in
+        memory; it says where the block's data end in this log. disk: the same for the logs whose data must be on the
+        followers' disks.
         """
         self.number += 1
         for lane, marks in zip(self._lanes, (memory, disk), strict=True):
@@ -170,8 +171,8 @@ class Leading:
                 self._newly += lane.marks.popleft()[1]
 
     def holders(self, lane: Lane, number: int) -> int:
-        """Return how many nodes, including this one, have block `number`, which is committed in this lane: how many
-        have it on the disk (disk lane), or at least in memory (memory lane).
+        """Return how many nodes, including this one, have block `number`: on the disk if `lane` is the disk lane, at
+        least in memory if it is the memory lane. The block must be committed in this lane.
         """
         states = self.followers.values()
         if lane is Lane.DISK:

@@ -9,8 +9,8 @@ and starts no thread.
                                                                                                                   IDLE
 
 A node without a leader may also stand for election, or create the set's state (CREATING). The event DISTRUSTED leads to
-the state OUT from the states in RESTING and from the states in which the node leads. The event STOP leads to the state
-STOPPED from every state.
+the state OUT. It can happen in the states in RESTING and in the states in which the node leads. The event STOP leads to
+the state STOPPED from every state.
 
 The function `due` in outlook.py finds out from the node's knowledge which event happens next. node.py executes the
 actions. The model of the protocol (tests/component/sets) uses this table. The numbers in brackets name invariants of
@@ -61,7 +61,7 @@ class NodeEvent(Enum):
     """As far as this node knows, the set has no leader and this node is allowed to stand for election."""
     WON = auto()
     LOST = auto()
-    """The node has certainly lost the election, because another node's write was applied to the set's state."""
+    """The node has certainly lost the election: ZooKeeper has applied another node's write to the set's state."""
     UNFIT = auto()
     """This node's disk failed before the node had asked ZooKeeper to create the set's state or to make the node the
     leader.
@@ -130,10 +130,10 @@ leader.
 """
 
 CANDIDATES = frozenset({_S.STANDING, _S.ELECTED})
-"""In these states, a node gives no leader a grant (the promise not to stand for election for some time). The node
-checks that none of its grants is still valid, and enters STANDING in the same iteration of the reactor, so that it can
-give no grant in between. The node stays in these states until it knows the outcome of the election, however long that
-takes. (Invariant 5.)
+"""In these states, a node gives no leader a grant (the promise not to stand for election for some time). Before a node
+enters STANDING, it checks that none of its grants is still valid. Both happen in the same iteration of the reactor, so
+the node can give no grant in between. The node stays in these states until it knows the outcome of the election,
+however long that takes. (Invariant 5.)
 """
 
 LEADERS = frozenset({_S.LEADING, _S.SERVING})

@@ -1,8 +1,8 @@
 """Find data that a node's directories have lost since the node last wrote its file (history.py). Possible causes: a
 disk is not mounted, a directory was moved away, or a file system check has removed files. If the newest messages of a
-log are missing and the machine was restarted, this is not counted as a loss, because these messages may have been in
-memory only (rules.may_stand, `forgetful`). After a loss, this node no longer counts as in sync, because its data get a
-new instance id.
+log are missing after a restart of the machine, this does not count as a loss: these messages may have been only in
+memory (see the argument `forgetful` of rules.may_stand). After a loss, the node's data get a new instance id.
+ZooKeeper's in-sync set contains only the old id, so the node no longer counts as in sync.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def losses(store: Store, log_directory: str, known: Mapping[str, int], *, same_b
     StoreError.
 
     known: NodeFile.ends, the result of contents() at the time when the node's file was written. same_boot: True if the
-    machine has not been restarted since that time. In this case, data that were only in memory cannot be lost, so a log
-    counts as lost if any byte is missing. Call this function on the thread that owns the store, before anything is
+    machine has not been restarted since that time. Then data that were not synced yet are still there, too, so a log
+    counts as lost if even one byte is missing. Call this function on the thread that owns the store, before anything is
     appended.
     """
     lost = [name for name, end in known.items() if end and name != DIRECTORY and _lacks(store, name, end, same_boot)]

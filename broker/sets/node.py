@@ -106,9 +106,9 @@ class SetMember:
         self._boot = machine_start()
         self._timer: LoopingCall | None = None
         self._incomplete = False
-        """Whether this node has to catch up because its directories have lost data. Until it has caught up,
-        `history.json` keeps the ends from before the loss. So if the broker is started again, it finds the loss again
-        or, if the lost data were on an unmounted disk that was mounted meanwhile, finds the data complete.
+        """Whether the directories have lost data, and this node has not caught up again since. Until it has caught up,
+        `history.json` keeps the ends from before the loss. So the next start of the broker compares with these ends
+        again: it finds the same loss, or no loss if the data were on an unmounted disk that is mounted again.
         """
         self._transactions = SetTransactions(broker, self.refusal, self._disk_failed)
         self._set: BrokerSet | None = None
@@ -290,7 +290,9 @@ class SetMember:
         )
 
     def reconfigured(self) -> None:
-        """Called when the topics' settings may have changed."""
+        """Let the Leader and the Follower, if there are any, use the topics' present settings. Called when the settings
+        may have changed.
+        """
         if self.leader is not None:
             self.leader.reconfigured()
         if self._following.follower is not None:
@@ -341,8 +343,8 @@ class SetMember:
 
     @property
     def shows_messages(self) -> bool:
-        """Whether this node, as a follower, serves readers that ask to read from a follower. It is True if such readers
-        see all committed data on this node. Only the newest data, which the leader has just sent or is about to send,
+        """Whether this node, as a follower, serves pulls whose sender has asked to read from a follower. It is True if
+        such pulls return all committed data. Only the newest data, which the leader has just sent or is about to send,
         may be missing.
         """
         follower = self._following.follower
@@ -497,8 +499,8 @@ class SetMember:
         request later. So the node repeats the same write until it is answered or until the node reads another version
         (see rules.counted).
 
-        after: the view to return if ZooKeeper confirms the write. If it is None, the node reads the view from ZooKeeper
-        after the write.
+        after: the view to return if ZooKeeper confirms the write. If `after` is None, the node reads the view from
+        ZooKeeper after the write, and returns it.
         """
         pauses = Backoff(0.01, tuning.CHANGE_PAUSE_SECONDS)
         while True:
@@ -760,8 +762,9 @@ class SetMember:
         self._following.follow((state.epoch, state.leader), state.chosen)
 
     def _grants(self, stream_epoch: int) -> bool:
-        """Return whether to answer a ping of the leader with a grant, and record the grant. stream_epoch: the epoch of
-        this leader. No grant is given if ZooKeeper says that the set has no leader now.
+        """Return whether to answer a ping of the leader with a grant. If so, record until when the grant is valid.
+        stream_epoch: the epoch of this leader. Give no grant if this node is connected to ZooKeeper and has seen no
+            leader's znode there.
         """
         view = self._view
         if not may_grant(self._file.epoch, stream_epoch, standing=self._state in CANDIDATES):
@@ -774,9 +777,9 @@ class SetMember:
         return True
 
     def _leader_gone(self, office: Office, *, for_good: bool) -> None:
-        """Record that the leader `office` (an epoch and the leader's name) no longer leads, so that this node may stand
-        for election. for_good: True if the leader's process has ended or is about to end; False if the leader hands
-        over to this node and then follows.
+        """Record that the leader `office` (an epoch and the leader's name) no longer leads. After that, this leader
+        does not keep this node from standing for election. for_good: True if the leader's process has ended or is about
+        to end; False if the leader hands over to this node and then follows.
         """
         self._gone, self._gone_for_good = office, for_good
         self._decide()
@@ -800,8 +803,8 @@ class SetMember:
 
 
 def _joins(leader: Leader, target: str | None) -> bool:
-    """Return whether a hand-over should wait because no follower is ready to lead yet, but one is connected. A follower
-    is ready if it is in sync and receives all new blocks. target: consider only this follower; None considers all.
+    """Return whether a hand-over should wait: a follower is connected, but none is ready to lead yet. A follower is
+    ready if it is in sync and receives all new blocks. target: consider only this follower; None considers all.
     """
     asked = [each for each in leader.status() if target in (None, each.name)]
     return any(each.connected for each in asked) and not any(each.in_sync and each.live for each in asked)

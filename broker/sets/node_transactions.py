@@ -1,5 +1,6 @@
 """Manage the transaction log of a broker set's node. While the node leads, it writes its own transactions to the log.
-While the node follows, its log files are a copy of the leader's log files (docs/transactions.md).
+While the node follows, the files of its transaction log are a copy of the files of the leader's transaction log
+(docs/transactions.md).
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class SetTransactions:
 
     async def write_back(self) -> None:
         """Write data that are only in the page cache to the disk. Called before this node hands over and begins to
-        follow. When it joins the new leader, it must sync all its data; after `write_back` this sync takes less time
-        (TransactionMirror.write_back).
+        follow. Later, when the node joins the new leader, it must sync all its data. The more data `write_back` has
+        written, the less time this sync takes (TransactionMirror.write_back).
         """
         try:
             written: Deferred[None] = self._broker.in_thread(self._mirror.write_back)

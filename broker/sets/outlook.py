@@ -86,9 +86,9 @@ class Outlook:
     @property
     def is_set_back(self) -> bool:
         """Whether the set's state in ZooKeeper is older than a state that one of the nodes now present in ZooKeeper has
-        seen. Nodes that this older state lists as in sync may later have been removed from the in-sync set, so they can
-        lack data. A state without a leader does not count as older, because it does not come from an old backup: it was
-        written when an operator chose a leader by hand, or when a leader resigned.
+        seen. After that older state was written, nodes may have been removed from the in-sync set. So a node that the
+        older state lists as in sync can lack data. A state without a leader does not count as older, because it does
+        not come from an old backup: it was written when an operator chose a leader by hand, or when a leader resigned.
         """
         view, state = self.view, self.view.state
         if state is None:
@@ -120,8 +120,8 @@ class Outlook:
 
     @property
     def waits_for_promises(self) -> bool:
-        """Whether only a grant keeps this node from standing for election now. A grant is the node's promise to a
-        leader not to stand for some time.
+        """Whether this node could stand for election now if it had not given a grant that is still valid. A grant is
+        the node's promise to a leader not to stand for some time.
         """
         state = self.view.state
         return state is not None and self.promised and self._may_stand(state, promised=False)

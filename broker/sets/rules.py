@@ -4,9 +4,9 @@ The broker calls these functions. The model of the protocol (tests/component/set
 order of events for small sets. The numbers in brackets name invariants of docs/replication.md. If a rule is removed,
 its invariant is violated; a test of the model shows this for each rule.
 
-Names are names of the set's nodes. Positions and ends are byte offsets in one partition's log, or any other numbers
-that grow with the log, such as block numbers. Times are seconds of one node's monotonic clock and never leave that
-node.
+Where a function gets a name or names, they are names of the set's nodes. Positions and ends are byte offsets in one
+partition's log, or any other numbers that grow with the log, such as block numbers. Times are seconds of one node's
+monotonic clock and never leave that node.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def may_stand(
     in_sync: the in-sync set in the set's present state. The election replaces this state only if its version has not
     changed meanwhile. In-sync status belongs to a copy of the data, not to a node name: a node with a new or copied
     directory is not in sync. master_present: whether a leader's znode exists. leader_gone: whether the leader's process
-    is known to have ended. These two arguments only prevent needless elections, so a wrong value does no harm to data.
+    is known to have ended. `master_present` and `leader_gone` only prevent needless elections, so a wrong value of them
+    does no harm to data.
     promises_run_out: whether the time of the node's last grant is over (promised_until()).
 
     forgetful: the present nodes whose machine has restarted since they last led or had caught up (see is_caught_up()).
@@ -96,8 +97,8 @@ def may_grant(own_epoch: int, stream_epoch: int, *, standing: bool) -> bool:
     leader whose epoch history the follower has taken over, or 0 if the follower has not done so yet. A node that is
     still joining has stream_epoch 0, so it grants nothing.
     standing: whether the follower is a candidate. A node becomes a candidate before it checks whether its own grants
-    are over, so it gives no grant in between. It stays a candidate until it knows for certain that the ZooKeeper
-    transaction by which it wanted to become the leader has failed, however long that takes.
+    are over, so it gives no grant in between. It stays a candidate, however long that takes, until it knows for certain
+    that its election has failed in ZooKeeper.
     """
     return not standing and own_epoch == stream_epoch
 
@@ -153,12 +154,12 @@ def is_caught_up(acknowledged: int, committed: int, epoch_start: int) -> bool:
     """Return whether a follower has all committed data. If so, the leader may add the follower to the in-sync set, and
     tell it that it is no longer forgetful (see may_stand()). (Invariant 2.)
 
-    acknowledged: the position that the follower has acknowledged. For the decision whether the follower is still
-    forgetful, only acknowledgements on the present connection count.
+    acknowledged: the position that the follower has acknowledged. To decide whether the follower is still forgetful,
+    the leader passes only what the follower has acknowledged on the present connection.
     committed: the position up to which this leader knows that the data are committed. epoch_start: where the leader's
-    log ended at its election. All data that the former leader has committed are before this position. A new leader does
-    not know at first how much of these data was committed, so a comparison of `acknowledged` with `committed` alone is
-    not enough.
+    log ended at its election. All data that the former leader has committed are before this position. At first, a new
+    leader does not know how much of these data was committed, so `committed` can be too low. Therefore the follower
+    must have acknowledged all data before `epoch_start`, too.
     """
     return acknowledged >= max(committed, epoch_start)
 
@@ -178,9 +179,9 @@ def visible_end(own: int, told: int) -> int:
     """Return the position up to which readers of a follower see the log: `told`, or the follower's own end if that is
     smaller. told: the leader has reported that all data before this position are committed. (Invariants 3 and 4.)
 
-    A node that has just started has no such report yet, so it shows its readers less data than other nodes may have
-    shown them before. If a reader asks for a position between the returned one and the log's end, the request is not
-    refused as out of range, but waits.
+    A node that has just started has no such report yet. So its readers may see less data than other nodes have shown
+    them before. If a reader asks for a position between the returned one and the log's end, the request is not refused
+    as out of range, but waits.
     """
     return min(own, told)
 
@@ -193,8 +194,9 @@ def accepts(own_epoch: int, epoch: int) -> bool:
     epoch in ZooKeeper. (Invariants 1, 2 and 5.)
 
     own_epoch: the highest epoch that the node has seen. The node writes an epoch to its disk before it acknowledges or
-    grants anything in this epoch. If the state in ZooKeeper has a smaller epoch, the node has read an old state, or
-    ZooKeeper's data were restored from an old backup. In both cases the state does not say which nodes are in sync now.
+    grants anything in this epoch. If `epoch` is smaller than `own_epoch`, the node has read an old state from
+    ZooKeeper, or ZooKeeper's data were restored from an old backup. In both cases the state does not say which nodes
+    are in sync now.
     """
     return epoch >= own_epoch
 
@@ -213,9 +215,9 @@ def epoch_end(later_starts: Iterable[int], log_end: int) -> int:
     """Return the position in a node's log where the data of an epoch end. (Invariant 6.)
 
     later_starts: where the log ended when each later epoch of the node's history began. The value is 0 for a partition
-    that did not exist then. log_end: where the log ends now. The result is the smallest of all these positions. The
-    start of the next epoch alone would be wrong: if the node later lost data that were not synced, a still later epoch
-    began at a lower position.
+    that did not exist then. log_end: where the log ends now. The result is the smallest of all these positions. It is
+    not always the position where the next epoch began: the node may have lost data that were not synced after that, so
+    that a still later epoch began at a lower position.
     """
     return min([log_end, *later_starts])
 

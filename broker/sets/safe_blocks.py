@@ -1,5 +1,5 @@
-"""Find out the number up to which all blocks of a broker set are safe on this node. A block is safe when those of its
-data that must be on this node's disk are there.
+"""Find out which blocks of a broker set are safe on this node: all blocks up to which number. A block is safe when
+those of its data that must be on this node's disk are there.
 """
 
 from __future__ import annotations

@@ -158,8 +158,9 @@ class SetReport:
 
     def _short_of(self, wanted: Callable[[TopicConfig], int]) -> list[str]:
         """Return the names of the topics that need more in-sync nodes than the set has now. wanted(topic
-        configuration): returns how many nodes the topic needs. Takes time proportional to the number of topics, or of
-        partitions if a topic needs more nodes.
+        configuration): returns how many nodes the topic needs. If no configured topic needs more nodes than the set
+        has, the call takes time proportional to the number of configured topics; else proportional to the number of
+        partitions.
         """
         leader, config = self._member.leader, self._broker.config
         if leader is None or all(wanted(each) <= leader.copies for each in (config.system, *config.topics.values())):
@@ -262,8 +263,8 @@ class SetReport:
             )
 
     def _lacking(self, found: MemberState) -> str:
-        """Return a text that names the nodes that are not present and without which the set can have no leader, or ""
-        if this node waits for no other node.
+        """Return a text for the operator: which absent in-sync nodes must be started so that the set can have a leader.
+        Return "" if this node waits for no other node.
         """
         state = found.state
         absent = sorted(set(state.in_sync) - found.present) if state else []

@@ -33,7 +33,7 @@ async def send_copy(
     theirs: size and digest of the follower's log (TransactionMirror.describe). If the follower's log is the same as the
     leader's, this function sends no data, only a message that says so.
 
-    It is uncertain whether the copy contains bytes that the leader writes to the log during the copy. The follower gets
+    The leader may write more bytes to the log during the copy; the copy may or may not contain them. The follower gets
     these bytes in any case, because the kept blocks contain them. Raises OSError.
     """
     written: Deferred[None] = Deferred()
@@ -80,8 +80,8 @@ def _is_same(files: Files, directory: str, theirs: tuple[int, str]) -> bool:
 
 
 def _read(files: Files, path: str, position: int) -> bytes | None:
-    """Return at most PIECE_BYTES bytes of a file. Return None if the file was removed during the copy; in this case,
-    one of the new blocks that the leader keeps for the follower tells the follower to remove the file, too.
+    """Return at most PIECE_BYTES bytes of a file. Return None if the leader has removed the file during the copy. In
+    this case, one of the new blocks that the leader keeps for the follower tells the follower to remove the file, too.
     """
     try:
         with opened(files, path) as fd:

@@ -1,8 +1,9 @@
 """A follower's copy of the transaction log: the leader's files, byte for byte.
 
 The reactor thread writes received bytes to the files as soon as they arrive, as it does with the bytes of partitions.
-So a record of the transaction log is in its file before any message that the leader sends after this record is in the
-partition's file. A worker thread does all syncs and all operations that use file names, one job at a time, in order.
+So the order in which the leader sends transaction log records and messages is also the order in which they are written:
+a message that follows a record reaches its partition's file only after the record is in the log's file. A worker thread
+does all syncs and all operations that use file names, one job at a time, in order.
 
 When this node joins a leader, a copy of the leader's whole folder `transactions` is made beside this node's old folder.
 When the copy is on the disk, it replaces the old folder. Until then the old folder is kept, because it has all data
@@ -49,8 +50,8 @@ NAME_PREFIX = b"\0transactions/"
 
 WRITTEN = -1
 """A value of an entry's segment field. An entry with this value tells the follower to write the entry's data at offset
-`base` of the file. The leader also sends the values REPLACED - 1 and REMOVED - 1 in this field: they tell the follower
-to replace or remove the file (transactions/changes.py).
+`base` of the file. Two other values of the same field are REPLACED - 1 and REMOVED - 1 (transactions/changes.py): they
+tell the follower to replace the file or to remove it.
 """
 BEGIN, END = -4, -5
 """Two values of an entry's segment field, for entries without a file name. BEGIN is sent before the files of a copy,
@@ -101,8 +102,8 @@ def log_names(files: Files, directory: str) -> list[str]:
 
 class TransactionMirror:
     """Writes the leader's changes to this node's copy of the transaction log. Its methods run on the reactor thread.
-    Other code is allowed to use the folder only after the Deferred of `ready` has fired and before `take` is called
-    next.
+    Other code must wait for the Deferred of `ready` before it uses the folder, and must not use the folder any more
+    when `take` is called next.
     """
 
     def __init__(
@@ -173,8 +174,8 @@ class TransactionMirror:
 
     def hold(self) -> None:
         """Start no work on the files until `release` is called, because other code uses them. Do not call this while
-        this node follows a leader, that is, after the Deferred of `ready` has fired and before the connection to the
-        leader has ended.
+        this node follows a leader, that is, from the moment when the Deferred of `ready` fires until the connection to
+        the leader ends.
         """
         self._running = True
 
@@ -314,10 +315,10 @@ class TransactionMirror:
         return self._failure
 
     def _change(self, fd: int, change: LogChange) -> None:
-        """Sync the partitions, and then replace or remove a file of the log. The leader makes such a change when
-        messages of the log's old records are on the disk in the leader's partitions. In this node's partitions these
-        messages may not be on the disk yet, and after the change a replay of the log cannot restore them. So the
-        partitions are synced first.
+        """Sync the partitions, and then replace or remove a file of the log. The leader replaces or removes a file when
+        it no longer needs the file's old records, because their messages are on the disk in the leader's partitions. In
+        this node's partitions these messages may not be on the disk yet, and after the change a replay of the log
+        cannot restore them. So the partitions are synced first.
         """
         if fd >= 0:
             self._files.close(fd)
@@ -339,9 +340,9 @@ class TransactionMirror:
 
     def _sync_all(self) -> None:
         """Sync the log's files and the partitions. Called when this node's log has the same bytes as the leader's, so
-        that no copy is needed. The partitions must be synced because a replay of the log may not restore their
-        messages: the leader removes messages from the log when they are on the disk in the leader's partitions, but in
-        this node's partitions the same messages may be only in memory.
+        that no copy is needed. The partitions must be synced, too: the leader removes messages from the log when they
+        are on the disk in its own partitions, but in this node's partitions the same messages may be only in memory. A
+        replay of the log could not restore them.
         """
         self._file_systems.sync(self._data_paths())
         for name in log_names(self._files, self._folder.path):

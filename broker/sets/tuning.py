@@ -11,9 +11,9 @@ follower reads nothing. A check takes 1 ms with 10,000 logs.
 """
 
 TELL_SECONDS = 0.005
-"""When a block was committed and the leader has no new block to send, it sends its followers a message with only the
-number of the last committed block. This value is the minimum time between two such messages. New blocks and pings
-contain the number, too.
+"""After a commit, the leader tells its followers the number of the last committed block. If it has no new block to
+send, it sends a message that contains only this number. This value is the minimum time between two such messages. New
+blocks and pings contain the number, too.
 """
 
 LOST_SECONDS = 0.5
@@ -76,18 +76,17 @@ the connection. When the follower connects again, it gets the data as a copy fro
 """
 
 HELD_BACKLOG_BYTES = 32 << 20
-"""If the blocks that a follower has not acknowledged yet have more than this many bytes, even producers of topics with
-`ack=leader` must wait for followers, so that these blocks do not use more and more memory.
+"""If any follower has blocks with more than this many bytes to acknowledge, even producers of topics with `ack=leader`
+must wait for followers. Otherwise these blocks, which the leader keeps in memory, would use more and more memory.
 """
 
 CONNECT_SECONDS = 2.0
-"""The time limit for connecting to the leader, and a second limit of the same length for the leader's answer to
-FOLLOW.
+"""The time limit for connecting to the leader. After that, the leader must answer FOLLOW within the same time.
 """
 
 LISTED_SECONDS = 1.0
 """If the leader has not seen the znode of a node that asks to follow, the leader reads ZooKeeper again before it
-refuses the node. This value limits the time for that.
+refuses the node. This value limits the time of the read.
 """
 
 RECONNECT_SECONDS = (0.05, 1.0)
@@ -138,7 +137,7 @@ SILENT_SECONDS = 3.0
 """A follower that gets no message for this long assumes that the connection is dead and makes a new one."""
 
 NAMED_LOSSES = 5
-"""How many lost partitions a log line names."""
+"""How many partitions a log line or an error about lost data names at most."""
 
 REMEMBER_SECONDS = 10.0
 """The time between two searches for new partitions, which are then added to the node's file (`history.json`)."""

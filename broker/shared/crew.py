@@ -18,10 +18,12 @@ class Suspicion(IntEnum):
 
     NONE = 0
     SUSPECT = 1
-    """The lease contains no other record, but the member has other messages of the group in other leases."""
+    """The suspect is the only record of its lease, but the member has also leased other messages of the group, in other
+    leases.
+    """
     ALONE = 2
-    """The lease contains no other record, and the member has no other message of the group. If such a lease expires
-    before the member has settled the record, the lease counts as an attempt.
+    """The suspect is the only record of its lease, and the member has leased no other message of the group. If such a
+    lease expires before the member has settled the record, the lease counts as an attempt.
     """
 
 
@@ -32,9 +34,9 @@ class Crew:
 
     def __init__(self) -> None:
         self.chosen = ""
-        """The name of the chosen member, or "" if no member is chosen. If a suspect must be its member's only message,
-        one member is chosen to get it. The chosen member gets no other messages until it has settled all that it has,
-        and then gets the suspect. The other members get messages as usual.
+        """The name of the chosen member, or "" if no member is chosen. If a suspect must be leased alone, the broker
+        chooses one member to get it. The chosen member gets no other messages until it has settled all that it has, and
+        then gets the suspect. The other members get messages as usual.
         """
         self.chosen_for: object = None
         """The SharedState of the partition that has the suspect for the chosen member, or None if no member is

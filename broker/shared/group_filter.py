@@ -1,8 +1,8 @@
 """A shared group's filter on a topic: one filter for all members, stored in the internal log `/shared`.
 
 The first member that asks for messages of the topic sets the filter. While the filter is in use, the request of a
-member with another filter is refused. So no member needs the messages that the filter excludes, and these messages
-count as done. The code does no I/O and reads no clock.
+member with another filter is refused. So the filter in use is the filter of all members: no member wants the messages
+that it excludes, and these messages count as done. The code does no I/O and reads no clock.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .. import tuning
 __all__ = ["MAX_FILTER_BYTES", "GroupFilter", "TopicFilter"]
 
 MAX_FILTER_BYTES = 60_000
-"""The maximum size of a stored filter in bytes. A section of a record in the internal log (rows.py) has room for a text
-of this size.
+"""The maximum size of a stored filter in bytes. A filter of this size still fits into a section of a record in the
+internal log (rows.py).
 """
 
 _SHOWN = 1000
@@ -101,8 +101,8 @@ class TopicFilter:
         """Let `wanted`, the filter in a member's request, become the group's filter. If the group has another filter
         that is in use, refuse the request. Return whether the group's filter has changed.
 
-        has_leases: whether a member has leased messages of the topic or waits for such messages. If it is True, the
-        present filter counts as in use. Raises SharedRefused, InvalidWhere.
+        has_leases: whether a member has leased messages of the topic or waits for such messages; then the present
+        filter counts as in use. Raises SharedRefused, InvalidWhere.
         """
         changes = wanted != self.filter
         if changes:

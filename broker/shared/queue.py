@@ -88,16 +88,16 @@ class SharedQueue:
     ) -> None:
         """on_more: called when there are more messages to lease than before. on_skipped: called with byte ranges of the
         partition that no member has to acknowledge. Each range has a start, an end and a number of records. address:
-        the address of the client whose request has created this queue. memory: counts the memory of this queue's state
-        as used by `address`.
+        the address of the client whose request has created this queue. memory: the account to which this queue adds the
+        memory of its state, as used by `address`.
         """
         self.key = key
         self.state = state
         self.log: PartitionLog | None = None
         """The partition's log, or None while the partition has no data."""
         self.mode: bool | None = None
-        """Which of the two internal logs `/shared` contains the stored sections (rows.py) of this queue: True for the
-        log with group commit, False for the log with asynchronous flush, None if neither contains any.
+        """In which of the two internal logs `/shared` this queue's sections (rows.py) are stored: True for the log with
+        group commit, False for the log with asynchronous flush, None if no section is stored yet.
         """
         self.filter: GroupFilter | None = None
         """The group's filter on the topic, or None if no member has set it yet."""
@@ -146,7 +146,8 @@ class SharedQueue:
 
     def use_filter(self) -> None:
         """If the filter has changed since the last call, drop the messages that were read ahead and wait to be leased.
-        They are then read again, and the new filter selects among them. To be called before messages are leased.
+        The queue then reads ahead again from the group's first unfinished message, with the new filter. To be called
+        before messages are leased.
         """
         if self._filter_is_new:
             self._filter_is_new = False
@@ -161,7 +162,8 @@ class SharedQueue:
     @property
     def members(self) -> dict[str, float]:
         """A dict from each member that has asked for messages in the last SHARED_MEMBER_SECONDS to the time of its last
-        request, in seconds of the reactor's clock. At most half of SHARED_MEMBERS are included: those that asked last.
+        request, in seconds of the reactor's clock. The dict has at most SHARED_MEMBERS / 2 members: those that asked
+        last.
         """
         since = self._reactor.seconds() - tuning.SHARED_MEMBER_SECONDS
         found = sorted(self._members.items(), key=lambda item: item[1])[-tuning.SHARED_MEMBERS // 2 :]
@@ -343,8 +345,8 @@ class SharedQueue:
     def _leave_out(self, units: UnitArray, start: int, data: Buffer) -> UnitArray:
         """Return the index units of those records that the group's filter accepts, and mark the others as skipped.
         Records before the offset `state.known_end` are accepted without a check, because they may have been leased
-        under an earlier filter; the members themselves check such records. start: the offset of the first byte of
-        `data`.
+        under an earlier filter. The members apply their filter to such records themselves. start: the offset of the
+        first byte of `data`.
         """
         offsets, sizes = units["offset"].astype(np.int64), units["size"].astype(np.int64)
         wanted = offsets < self.state.known_end

@@ -183,8 +183,8 @@ def skipped_section(key: SharedKey, ranges: Sequence[tuple[int, int, int]]) -> b
 
 
 def changed_section(key: SharedKey, changes: Sequence[tuple[int, int, int, HeldState]]) -> bytes:
-    """Return a section with offset, until (Unix ms), attempts and state (LEASED or DELAYED) of each released or
-    extended record.
+    """Return a section about records that were released or extended. changes: offset, until (Unix ms), attempts and
+    state (LEASED or DELAYED) of each of these records.
     """
     rows = [(offset, until, attempts, _NUMBERS[state]) for offset, until, attempts, state in changes]
     return _section(RowKind.CHANGED, key, _COUNT.pack(len(rows)) + np.array(rows, _CHANGE_ROW).tobytes())
@@ -285,7 +285,7 @@ def _suspects(text: str) -> list[Suspect]:
 
 
 def apply(section: RowSection, state: SharedState) -> None:
-    """Apply a section that was read from a log to the group's state, which is being read from the same log. Must not be
+    """Change the state of a group on a partition as a section says; both are being read from the same log. Must not be
     called for a STATE, FORGOTTEN or FILTER section. Raises StoreError.
     """
     kind, payload = section.kind, section.payload

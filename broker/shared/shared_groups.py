@@ -1,13 +1,13 @@
 """Serve all shared groups of a broker. Leases and settlements are stored in internal logs before the requests are
 answered, and are read from there when the broker starts.
 
-All leases, settlements and skipped bytes of one iteration of the reactor are gathered into one record for each of the
-two internal logs `/shared` that they concern (rows.py). The records are written at the beginning of the next iteration,
-and then the requests are answered. So many requests that arrive at the same time, for example of sixty-four members,
-need only one or two appends. A SETTLE request is answered when its record is as safe (for example synced) as the
-topic's settings demand for messages. An ACQUIRE request is answered as soon as its record is written. In a broker set,
-it is answered only when the other in-sync nodes have the record, too, so that a new leader does not lease the same
-messages to other members.
+All leases, settlements and skipped bytes of one iteration of the reactor are gathered into at most two records
+(rows.py): one for each of the two internal logs `/shared`, if the iteration has something to store there. The records
+are written at the beginning of the next iteration, and then the requests are answered. So many requests that arrive at
+the same time, for example of sixty-four members, need only one or two appends. A SETTLE request is answered when its
+record is as safe (for example synced) as the topic's settings demand for messages. An ACQUIRE request is answered as
+soon as its record is written. In a broker set, it is answered only when the other in-sync nodes have the record, too,
+so that a new leader does not lease the same messages to other members.
 """
 
 from __future__ import annotations
@@ -178,8 +178,8 @@ class _SharedTopic:
 
 
 class _SharedGroup:
-    """A shared group on all partitions of this broker. held_back: the partitions that have messages to lease, although
-    members wait there: these members get none now because of a suspect.
+    """A shared group on all partitions of this broker. held_back: the partitions where members wait although there are
+    messages to lease. These members may get no message now, because of a suspect.
     """
 
     def __init__(self) -> None:
@@ -301,9 +301,9 @@ class SharedGroups(Memory[StoredStates]):
         return answer
 
     def _expire_all_of(self, group: str, now: float) -> None:
-        """Handle the group's leases that are over, on all partitions. Called when a member gets no message of the
-        partition for which it asks. The reason can be a suspect on another partition: if that suspect's lease is over,
-        the member can get a message after this call.
+        """Handle the group's leases that are over, on all partitions. Called when the partition for which a member asks
+        has messages to lease, but the member gets none. The reason can be a suspect on another partition: if that
+        suspect's lease is over, the member can get a message after this call.
         """
         for queue in self._groups[group].queues:
             queue.state.expire(now)
@@ -330,8 +330,8 @@ class SharedGroups(Memory[StoredStates]):
         return queue
 
     def _agree(self, request: AcquireRequest, address: str) -> _SharedTopic:
-        """Return the _SharedTopic of the request's group and topic, after it has accepted this member's filter. Raises
-        SharedRefused, InvalidWhere.
+        """Let the _SharedTopic of the request's group and topic accept the filter in this member's request. Return the
+        _SharedTopic. Raises SharedRefused, InvalidWhere.
         """
         place = request.group, request.topic
         now = self._reactor.seconds()
@@ -484,9 +484,9 @@ class SharedGroups(Memory[StoredStates]):
     # --- who waits ----------------------------------------------------------------------------------------------------
 
     def watch(self, log: PartitionLog) -> None:
-        """If a shared group reads this log, let the log notify the group's queues of new messages. To be called before
-        the log's first use, and again each time that another object has replaced the log's callback `on_visible` by its
-        own.
+        """If a shared group reads this log, let the log notify the group's queues of new messages. This method sets the
+        log's callback `on_visible`. It is to be called before the log's first use, and again each time that another
+        object has replaced this callback by its own.
         """
         queues = self._by_partition.get((log.topic, log.partition))
         if not queues:
@@ -588,8 +588,8 @@ class SharedGroups(Memory[StoredStates]):
             self._waking[key] = among
 
     def _set_timer(self, queue: SharedQueue, *, waits: bool = False) -> None:
-        """If members wait for messages of this queue, set a timer for the time when the next lease or the next delay of
-        a released message ends, so that the members then get these messages. waits: True if a member that is not parked
+        """If members wait for messages of this queue, set a timer. It fires when a lease, or the delay of a released
+        message, ends next, because the members can then get this message. waits: True if a member that is not parked
         yet is about to wait.
         """
         when, key = queue.state.next_time, queue.key
@@ -827,9 +827,9 @@ class SharedGroups(Memory[StoredStates]):
     # --- operators ----------------------------------------------------------------------------------------------------
 
     def _keys(self, group: str) -> list[SharedKey]:
-        """Return the sorted keys of the queues of a group, or of all groups if `group` is "". The method also brings
-        the stored queues into this order, so that at the next call only new queues, which are at the end, are out of
-        order. This makes sorting 10,000 keys ten times as fast.
+        """Return the sorted keys of the queues of a group, or of all groups if `group` is "". With `group` "", the
+        method also stores the queues in this order. Then at the next call only new queues, which are at the end, are
+        out of order. This makes sorting 10,000 keys ten times as fast.
         """
         keys = sorted([key for key in self._queues if key.group == group] if group else self._queues)
         if not group and keys != list(self._queues):
@@ -896,8 +896,8 @@ def _largest(values: Mapping[tuple[str, str], int]) -> Sequence[tuple[tuple[str,
 
 
 def _newest_filters(found: Mapping[SharedKey, tuple[StoredState, bool]]) -> dict[tuple[str, str], GroupFilter]:
-    """Return the newest stored filter of each group and topic. Each partition stores the filter when it gets a request,
-    so the filters of some partitions can be older.
+    """Return the newest stored filter of each group and topic. A partition stores a new filter only when a member asks
+    for messages of this partition, so some partitions can have older filters.
     """
     newest: dict[tuple[str, str], StoredState] = {}
     for key, (stored, _) in found.items():

@@ -18,13 +18,13 @@ A member whose lease has expired may settle the message as long as no other memb
 request shows which lease is meant. If the same member has leased a message twice in a row, it may settle the message
 with the token of either lease.
 
-*Suspects* are messages whose lease has expired before the member settled (acknowledged or released) them. Either the
-suspect itself or another message that the member had may have killed the member's process. So it is not certain that
-the suspect is to blame, and the lease whose expiry made the message a suspect does not count as an attempt. A suspect
-is leased alone, without other messages in the same lease, and a member has only one suspect at a time. If the member
-has no other message of the group when it leases the suspect, or if the message's lease has expired twice, the member
-gets no other message until it has settled the suspect (crew.py). If such a lease expires, it counts as an attempt,
-because no other message can be the cause.
+*Suspects* are messages whose lease has expired before the member settled (acknowledged or released) them. The member's
+process may have died: killed by the suspect itself, or by another message that the member had. So it is not certain
+that the suspect is to blame, and the lease whose expiry made the message a suspect does not count as an attempt. A
+suspect is leased alone, without other messages in the same lease, and a member has only one suspect at a time. If the
+member has no other message of the group when it leases the suspect, or if the message's lease has expired twice, the
+member gets no other message until it has settled the suspect (crew.py). If such a lease expires, it counts as an
+attempt, because no other message can be the cause.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class HeldMessage:
 
     @property
     def next_suspicion(self) -> Suspicion:
-        """How the record must be leased next: with this value of Suspicion or a higher one."""
+        """How the record must be leased next. A higher value of Suspicion, that is, a stricter way, is allowed, too."""
         if not self.has_ended:
             return self.suspicion
         return _SUSPECT if self.suspicion is _NONE else _ALONE
@@ -174,8 +174,9 @@ class Limits(NamedTuple):
     """The limits of one group on one partition. held: the maximum number of leased or released records. ahead: the
     maximum number of records read ahead and not leased. ahead_ordered: the same in an ordered group. ahead_bytes: the
     maximum number of bytes of the records read ahead. ranges: the maximum number of ranges of acknowledged records.
-    share: of this many leased records, one is always the oldest waiting record, whatever its priority. So records of
-    low priority are leased, too. scarce: the maximum that replaces `held` and `ahead` while memory is scarce.
+    share: each time this many records are leased, one of them is the oldest waiting record, whatever its priority, so
+    that records of low priority are leased, too. scarce: the maximum that replaces `held` and `ahead` while memory is
+    scarce.
     """
 
     held: int
@@ -220,8 +221,9 @@ class SharedState:
         self._in_lines = 0
         self._ready = 0  # held records that are READY
         self._keys: dict[int, deque[tuple[int, int, int]]] = {}
-        """In an ordered group, a dict from the hash of a key to the records of this key that must wait until an earlier
-        record of the same key, which is held or in a line, is done: offset, size and priority of each.
+        """Used in an ordered group. The dict has an entry for each key of which a record is held or in a line. It maps
+        the key's hash to the later records of this key, which must wait until that record is done: offset, size and
+        priority of each.
         """
         self._behind_keys = 0
         self._ahead_bytes = 0
@@ -275,8 +277,9 @@ class SharedState:
         return self.leased > 0 and any(held.state is _LEASED and held.until > now for held in self._held.values())
 
     def figures(self) -> Generator[None, None, HeldFigures]:
-        """Count the held records, and yield after each SHARED_COUNTED of them. If the state is changed while the
-        generator waits at a yield, the result contains only a part of the change.
+        """Count the held records, and yield after each SHARED_COUNTED of them. If the state changes while the generator
+        waits at a yield, the result is a mixture: records that were already counted count as they were before the
+        change.
         """
         every = list(self._held.values())
         delayed = most_attempts = 0
@@ -331,7 +334,7 @@ class SharedState:
     def _next_suspect(self, member: str) -> tuple[tuple[Again, Suspicion] | None, bool]:
         """Return two values. The first value says which suspect to lease to this member now: the line (queue) whose
         first record is this suspect, and how to lease it. The first value is None if there is no such suspect. The
-        second value is whether the member gets nothing now because it will get a suspect later.
+        second value is True if the member must get no message now, because it was chosen to get a suspect later.
         """
         crew = self.crew
         lone = self._first_suspect(self._lone, _ALONE)
@@ -518,8 +521,8 @@ class SharedState:
         lines[suspicion].add(QueuedMessage(offset, held.size, held.key))
 
     def _let_go(self, held: HeldMessage) -> None:
-        """If this held record is leased, subtract it from the counts of leased records, because its lease ends. Called
-        before the record's state and member are changed.
+        """Called when a held record's lease ends: if the record is leased, count one leased record less, here and in
+        the Crew. Must be called before the record's `state` and `member` are changed.
         """
         if held.state is _LEASED:
             self.leased -= 1
@@ -712,8 +715,8 @@ class SharedState:
         self._in_lines += 1
 
     def _unknown(self, offsets: npt.NDArray[np.int64], keys: Sequence[int] | None) -> npt.NDArray[np.bool_]:
-        """Return a boolean array that is True for each of these records that is neither done nor held. Held records
-        among them that are UNSEEN become READY.
+        """Return for each of these records whether it is new, that is, neither done nor held. If one of these records
+        is held and UNSEEN, it becomes READY.
         """
         new = np.ones(len(offsets), bool)
         if self._ranges:
@@ -792,8 +795,9 @@ class SharedState:
         return len(gone)
 
     def clip(self, end: int) -> bool:
-        """Remove everything that a stored state says about bytes behind the byte offset `end`, where the partition
-        ends. The partition has lost these bytes, and other records can be appended there. To be called before `begin`.
+        """The partition ends at byte offset `end`, but the stored state may also speak of bytes behind it. Remove what
+        it says about these bytes. The partition has lost these bytes, and other records can be appended there. To be
+        called before `begin`.
 
         Return whether anything was removed.
         """

@@ -19,8 +19,8 @@ __all__ = ["answer_status"]
 
 
 def answer_status(shared: SharedGroups, now_ms: Callable[[], int], frame: Frame) -> Work:
-    """Answer a SHARED_STATUS request. The answer is made in several turns, so its parts can show the states of the
-    groups at different moments. Raises RemoteProtocolError, NotLeader.
+    """Answer a SHARED_STATUS request. The answer describes many groups and is made in several turns of the reactor, so
+    it can show the groups at different moments. Raises RemoteProtocolError, NotLeader.
     """
     request = SharedStatusRequest.from_ext(frame.ext)
     texts = []

@@ -19,7 +19,8 @@ __all__ = ["StoredState", "StoredStates"]
 class StoredState(NamedTuple):
     """The stored state of one group on one partition. serial: the serial number (rows.py) of the last record about this
     group and partition. state: None if the group was forgotten.
-    filter: the group's filter on the topic. It is None if an earlier version of the broker has written the state.
+    filter: the group's filter on the topic. `filter` is None if the state was written by an earlier version of the
+        broker, which stored no filters.
     filter_serial: the serial number of the record that contains the filter.
     """
 

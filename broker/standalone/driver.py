@@ -33,8 +33,8 @@ __all__ = ["ServerDriver", "moment"]
 _log = logging.getLogger(__name__)
 
 UNITS_IN_TURN = 256
-"""The maximum number of simple requests, or parts of long requests, that one turn of the server handles. This number of
-requests takes a few milliseconds.
+"""The maximum number of simple requests, or parts of long requests, that one turn of the server handles. To handle this
+number of them takes a few milliseconds.
 """
 
 PEERS_IN_TURN = 256
@@ -51,8 +51,7 @@ so many file descriptors.
 """
 
 DESCRIPTORS_FOR_OTHERS = 64
-"""How many file descriptors of the process must not be used for connections, so that they are left for files and other
-work.
+"""How many of the file descriptors that the process may open are kept free of connections, for files and other work.
 """
 
 _BACKLOG = 1000
@@ -150,8 +149,8 @@ class _Peer(TwistedProtocol):
 
 def _is_too_much(connection: PeerConnection) -> bool:
     """Return whether a connection's unsent answers and requests that wait to be handled have more than BUFFERED_BYTES
-    bytes together. The bytes of a request that has arrived only in part do not count. Otherwise a request larger than
-    the limit could never be received.
+    bytes together. If only a part of a request has arrived, its bytes do not count. If they counted, a request larger
+    than the limit could never be received.
     """
     return connection.unsent + (connection.buffered if connection.whole else 0) > BUFFERED_BYTES
 
@@ -251,9 +250,9 @@ class ServerDriver(Factory):
         self._soon()
 
     def _now(self) -> Moment:
-        """Return the present time of the server's clock. This clock does not count the time during which the reactor
-        thread was prevented from running. So after such a pause, the requests that arrived during the pause are handled
-        before any session can expire.
+        """Return the present time of the server's clock. This clock stands still while something prevents the reactor
+        thread from running. So after such a pause, the requests that arrived during the pause are handled before any
+        session can expire.
         """
         now = moment()
         return now._replace(ms=now.ms - self._stalled_ms)

@@ -23,8 +23,8 @@ class InProcessZooKeeper(LocalZooKeeper):
     most one thread at a time may use this object. A single daemon thread runs all such servers of the process. The
     servers write their messages to Python's logging instead of a log file.
 
-    data_dir: the directory of the server's files. If it is None, no data are kept, not even from stop() to the next
-    start().
+    data_dir: the directory of the server's files. If it is None, the data are only in memory and are lost at each
+    stop().
     """
 
     def __init__(

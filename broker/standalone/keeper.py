@@ -23,16 +23,16 @@ __all__ = ["Keeper"]
 _log = logging.getLogger(__name__)
 
 SNAPSHOT_LOG_BYTES = 16 << 20
-"""A new snapshot is made when the log has grown by this many bytes since the last snapshot, or by the size of the last
-snapshot if that is larger.
+"""A new snapshot is made when the log has grown enough since the last snapshot: by this many bytes or, if the last
+snapshot has more bytes, by the size of that snapshot.
 """
 
 PARTS_WAITING = 8
 """The maximum number of a snapshot's parts that wait to be written. While so many wait, no further part is made."""
 
 _Task = list[LogBatch] | tuple[Callable[[], None], Callable[[], None] | None]
-"""A task of the worker thread: either log entries to write, or a function to call and a callback for its end (or
-None).
+"""A task of the worker thread. It is either a list of log entries to write, or a pair: a function to call, and a
+callback for the end of this function (or None).
 """
 
 
@@ -69,8 +69,8 @@ class Keeper:
         self._thread.start()
 
     def look_after(self, server: StandaloneServer) -> bool:
-        """Take the server's new log entries and let the worker thread write them; begin or continue a snapshot if one
-        is due. Return whether work is left, so that this method should be called again soon.
+        """Take the server's new log entries and let the worker thread write them. Continue the snapshot that was begun
+        or, if a new one is due, begin it. Return whether work is left, so that this method should be called again soon.
         """
         if batch := server.take_log():
             self._add_batch(batch)

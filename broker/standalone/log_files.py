@@ -8,9 +8,9 @@ thread may call them, but only one thread at a time.
     block    magic u32 | bytes of the entries u32 | CRC-32 u32 of all bytes after it | zxid i64 | entries
              (coordination/standalone/log_entries.py)
 
-All numbers are in network byte order. The header of a log file contains the zxid of the last entry before the file. A
-block contains the zxid of its last entry. Each log file begins with the entry that follows the last entry of the
-previous log file.
+All numbers are in network byte order. The zxid in the header of a log file is that of the last entry of the previous
+log file. A block contains the zxid of its last entry. Each log file begins with the entry that follows the last entry
+of the previous log file.
 
 Invariants:
 - A block is written only after the block before it is synced. So after a crash, only the last block of the last file
@@ -121,7 +121,9 @@ class LogFiles:
         self.zxid = zxid
 
     def begin_snapshot(self) -> None:
-        """Begin a new log file for entries from now on, and begin a snapshot file, which `add_to_snapshot` fills."""
+        """Begin a new log file, to which `append` writes from now on. Also begin a snapshot file, which
+        `add_to_snapshot` fills.
+        """
         self._files.close(self._fd)
         self._begin_log()
         self._snapshot_zxid = self.zxid
@@ -250,9 +252,9 @@ class LogFiles:
             self._open_end(path, at, len(data))
 
     def _secure(self, path: str) -> None:
-        """Make sure that all bytes of the file are on the disk. If a sync failed in an earlier run of the server, some
-        bytes may be only in the page cache, and the kernel would never write them to the disk. So these bytes are
-        written again.
+        """Make sure that all bytes of the file are on the disk. After a failed sync in an earlier run of the server,
+        some bytes may be only in the page cache, and the kernel never writes them to the disk by itself. This method
+        writes such bytes again.
         """
 
         def sync() -> None:
@@ -285,8 +287,8 @@ class LogFiles:
 
 
 def _befores(logs: list[int]) -> set[int]:
-    """Return, for each of these log files, the zxid of the entry before its first entry. logs: the numbers in the
-    files' names; each is the zxid of the file's first entry.
+    """Return for each log file the zxid of the entry before the file. logs: the numbers in the files' names; each is
+    the zxid of the file's first entry.
     """
     return {number - 1 for number in logs}
 

@@ -1,6 +1,6 @@
 """Start the syncs and checkpoints of partition logs when they are due. A checkpoint is a sync of a log's data and
-index, after which a start of the broker need not check these data. If only a few such jobs are due, each job makes its
-own sync. If many are due, groups of jobs share one sync of the whole file systems.
+index, after which a start of the broker need not check these data. If only a few logs need a sync or checkpoint now,
+each of them gets its own sync. If many logs need one, groups of logs share one sync of the whole file systems.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class BackgroundSyncs:
         self._fresh.append(log)
 
     def checkpoint_soon(self, log: PartitionLog) -> None:
-        """Request a checkpoint of the log. One of the next calls of `tick` starts it, when fewer than the maximum
-        number of background jobs are running.
+        """Request a checkpoint of the log. One of the next calls of `tick` starts it, as soon as the maximum number of
+        running background jobs allows one more.
         """
         self._pending[log] = DATA | INDEX
 
@@ -73,9 +73,9 @@ class BackgroundSyncs:
         """Request a background job for the log; no put waits for this job. kind: what the job does, as the bits DATA
         and INDEX (durability.py). The job starts at once unless the maximum number of background jobs are running.
 
-        A job that only writes index units does not wait until syncs have ended. If it waited, the number of units in
-        memory would grow while the disk is slow. For the same reason, the log's index units are written at once if a
-        checkpoint is requested again while the first request is waiting.
+        A job that only writes index units does not wait for running syncs. If it waited, more and more units would be
+        in memory while the disk is slow. For the same reason, if a checkpoint of a log is requested again before it has
+        begun, the log's index units are written at once.
         """
         if kind == INDEX or self._pending.get(log) == kind == DATA | INDEX:
             self._full[log] = None
@@ -179,8 +179,8 @@ class BackgroundSyncs:
             self._write_units()
 
     def _group_ended(self, group: _Group, result: object) -> None:
-        """Handle the end of a group of jobs that shared one sync. result: None, the error of the shared sync, or an
-        exception of the worker thread.
+        """Handle the end of a group of jobs that shared one sync. result: why the shared sync or the worker thread has
+        failed, or None if neither has failed.
         """
         self._group_runs = False
         self._end_group(group, result)
@@ -204,8 +204,8 @@ class BackgroundSyncs:
 
 
 def _begin(wanted: Sequence[tuple[PartitionLog, int]]) -> _Group:
-    """Begin a job for each log in `wanted` that can begin one now, and return these logs with their jobs. wanted: pairs
-    of a log and the kind of its job (the bits DATA and INDEX).
+    """For each log in `wanted`, begin a job if the log can begin one now. Return the logs whose jobs have begun, with
+    the jobs. wanted: pairs of a log and the kind of its job (the bits DATA and INDEX).
     """
     jobs = [(log, log.begin(kind)) for log, kind in wanted]
     return [(log, job) for log, job in jobs if job is not None]

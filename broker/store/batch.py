@@ -51,10 +51,10 @@ def encode_puts(
 ) -> tuple[list[Buffer], bytes]:
     """Return the records and packed index units of single puts, ready for PartitionLog.append.
 
-    puts: (flag, checksum, body) of each put. The checksum has 31 bits, and the caller has verified or computed it. ids:
-    one message id per put. base_offset: the log's end_offset. now_ms: the store time in Unix ms. If now_ms is None, the
-    ids must have been assigned by this broker, and the time in each id is the record's store time. Bodies are not
-    copied.
+    puts: (flag, checksum, body) of each put. The checksum is that of the body, reduced to 31 bits; the caller has
+    verified or computed it. ids: one message id per put. base_offset: the log's end_offset. now_ms: the store time in
+    Unix ms. If now_ms is None, the ids must have been assigned by this broker, and the time in each id is the record's
+    store time. Bodies are not copied.
     """
     buffers: list[Buffer] = []
     units = []
@@ -185,9 +185,9 @@ def stamp_in_slices(
     Pauses (`yield`) every few milliseconds. body: the records back to back; the ids that they contain are replaced. If
     body is writable, the ids are written into body itself, else into a copy of body. sizes: the size of each record in
     bytes, including the header. ids: the message ids that this broker has assigned, one per record. The function
-    handles the records in slices, each of them with one numpy operation per step. Records with an attribute are also
-    read one by one, to get their tag. Raises RemoteProtocolError if `sizes`, the length fields in the records and the
-    length of `body` do not agree, or if there is no record.
+    handles the records in slices. Each step, for example the check of the checksums, is one numpy operation for all
+    records of a slice. Records with an attribute are also read one by one, to get their tag. Raises RemoteProtocolError
+    if `sizes`, the length fields in the records and the length of `body` do not agree, or if there is no record.
     """
     data = memoryview(body)
     if data.readonly:
@@ -281,7 +281,7 @@ class _Tags:
         self, stamped: StampedRecords, first: int, flags: npt.NDArray[np.int64]
     ) -> Generator[None, None, None]:
         """Call `hash` for those records that have an attribute, and pause (`yield`) every few milliseconds. first: the
-        number of the first record to examine. flags: the flags of this record and the records after it.
+        number of the first record to examine. flags: the flags of the records to examine, from record `first` on.
         """
         tagged = np.flatnonzero(flags & ATTRIBUTE_FLAG)
         for done in range(0, len(tagged), tuning.SLICE_ATTRIBUTES):
@@ -293,8 +293,8 @@ class _Tags:
     def _hash_in_slices(
         self, stamped: StampedRecords, tagged: npt.NDArray[np.intp], flags: npt.NDArray[np.int64]
     ) -> Generator[None, None, None]:
-        """Call `hash` for the records `tagged`, in more and smaller steps with pauses between them if their attributes
-        may be long.
+        """Call `hash` for the records `tagged`. If their attributes may be long, call it for a few of them at a time,
+        with a pause between two calls.
         """
         sizes = (stamped.ends[tagged] - stamped.starts[tagged]).cumsum()
         done = 0

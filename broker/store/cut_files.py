@@ -74,8 +74,8 @@ def set_aside(files: Files, file: SegmentFile) -> str | None:
 
 
 class CutUnfinished(StoreError):
-    """Raised if a cut has failed after it had begun, or may have begun. Only the next start of the broker can finish
-    it.
+    """Raised if a cut has failed at a moment when the file `cut` exists or may exist. Only the next start of the broker
+    can finish it.
     """
 
 
@@ -122,8 +122,8 @@ def finish_cut(files: Files, directory: str) -> None:
 
 
 def _shortened(found: Sequence[SegmentFile], change: Change) -> SegmentFile | None:
-    """Return the segment that the change makes shorter: it is not removed but has bytes behind the new end. Return None
-    if there is none.
+    """Return the segment that stays but becomes shorter, because it has bytes behind the new end. Return None if there
+    is none.
     """
     if change.begin is not None:
         return None
@@ -166,8 +166,8 @@ def _carry_out(files: Files, directory: str, change: Change) -> list[str]:
 
 
 def _goes(file: SegmentFile, first: SegmentFile, change: Change) -> bool:
-    """Return whether the change removes the whole segment `file`. first: the partition's first segment, which is kept
-    as an empty segment if all data are cut off.
+    """Return whether the change removes the whole segment `file`. first: the partition's first segment. If a cut
+    removes all data, this segment stays, without data.
     """
     if change.begin is not None:
         return file.first_offset != change.begin

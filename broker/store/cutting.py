@@ -1,10 +1,10 @@
 """Cut off the ends of partitions while the store is in use: wait until a cut is possible, let a worker thread change
 the files, and then let the log objects use the changed segments.
 
-First, all data of these partitions are synced. The journal also deletes all its present files, because the next start
-of the broker could restore the removed data from these files. Then a worker thread changes the partitions' files
-(cut_files.py) and opens them in the same way as a start of the broker does (recovery.py). Each call of `tick` checks
-whether the next of these steps can begin.
+First, all data of these partitions are synced. The journal also begins a new file and deletes all older ones. Otherwise
+the next start of the broker could restore the removed data from them. Then a worker thread changes the partitions'
+files (cut_files.py) and opens them in the same way as a start of the broker does (recovery.py). Each call of `tick`
+checks whether the next of these steps can begin.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class _Cut(NamedTuple):
 
 
 class _Made(NamedTuple):
-    """The result of a request. cuts: the results of the logs that were cut. error: why the log after these was not cut,
-    or None if all logs were cut.
+    """The result of a request. cuts: the results of the logs that were cut. error: None if all logs were cut, else the
+    error of the first log that could not be cut; the logs after it were not tried.
     """
 
     cuts: list[_Cut]
@@ -132,8 +132,8 @@ class Cutting:
 
     def _is_ready(self, logs: Mapping[PartitionLog, Change]) -> bool:
         """Return whether the logs can be cut now: the journal has no data of them, and all their data and indexes are
-        synced. If not, request what is needed for that. Raises StoreError if the logs cannot be cut before a restart of
-        the broker.
+        synced. If not, request the missing syncs and the removal of the journal's files. Raises StoreError if the logs
+        cannot be cut before a restart of the broker.
         """
         for log in logs:
             if log.read_only is not None:

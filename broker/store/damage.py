@@ -69,8 +69,9 @@ class DamagedRanges:
         return Damaged(self._starts[number], self._ends[number])
 
     def in_front(self, units: UnitArray) -> UnitArray:
-        """Return the units that come before the next damaged range, which is the first one that begins behind the first
-        unit. The units must be in the partition's order, and the first of them must not be in a damaged range.
+        """Return the units in front of the next damaged range, that is, the first range that begins behind the
+        beginning of the first unit's record. The units must be in the partition's order, and the first of them must not
+        be in a damaged range.
         """
         number = bisect_right(self._starts, int(units[0]["offset"]))
         if number == len(self._starts):
@@ -81,7 +82,8 @@ class DamagedRanges:
         """Add a damaged range, and merge it with the known ranges that overlap it. Return how many bytes were not known
         as damaged before.
 
-        If the added range begins in a known range and ends behind it, the known range is extended to the new end.
+        If the added range begins inside a known range, the result is one range that begins where the known range
+        begins.
         """
         known = self.at(found.start)
         if known is not None:
@@ -114,8 +116,9 @@ def place_by_units(files: Files, fd: int, first_offset: int, units: UnitArray) -
     """Check whether a good record is at the offset in the first of these index units. If not, return the damaged range
     that begins there. Any thread may call this. Raises OSError.
 
-    fd, first_offset: the descriptor of the segment's data file, and the segment's first offset. The damaged range ends
-    where the first good record begins, or at the first gap between two of these units if the gap comes earlier.
+    fd, first_offset: the descriptor of the segment's data file, and the segment's first offset. To find the end of the
+    damaged range, the function checks the records of these units in order: the range ends before the first good record,
+    before the first gap between two records, or behind the last record, whichever comes first.
     """
     start = end = int(units[0]["offset"])
     for offset, _, _, size, _ in units.tolist():
@@ -136,8 +139,8 @@ def place_by_walking(files: Files, fd: int, first_offset: int, start: int, end: 
     damaged range around it. Any thread may call this. Raises OSError.
 
     The records are checked one by one from the byte offset `start` on, where a record or a damaged range must begin;
-    start <= offset < end. The function reads up to the record at `offset` or, if there is damage, up to the next good
-    record behind it: at worst all bytes of [start, end).
+    start <= offset < end. The function stops behind the record at `offset` or, if `offset` is damaged, at the next good
+    record. At worst it reads all bytes of [start, end).
     """
     reached = start
     for units, position in walk(files, fd, start - first_offset, end - first_offset, first_offset):

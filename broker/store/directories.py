@@ -63,8 +63,8 @@ def lock_data_path(files: Files, path: str) -> int:
 
 
 def _make(files: Files, path: str) -> None:
-    """Create the missing directories of the path, and sync the entry of each new directory in its parent. Without this
-    sync, files in a new directory would not survive a power cut. Raises OSError.
+    """Create the missing directories of the path. Sync the parent of each new directory, so that the new directory's
+    name is on the disk. Without this sync, files in a new directory would not survive a power cut. Raises OSError.
     """
     missing, above = [], os.path.abspath(path)
     while not files.is_directory(above):

@@ -35,8 +35,8 @@ _NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 
 def no_room(error: OSError) -> bool:
-    """Return whether the error means that a write failed because the disk is full. Such a failure loses no data. Return
-    False for a failed sync, which may have lost data whatever its cause.
+    """Return whether the error means that a write failed because the disk is full. Such a failed write loses no data
+    that were stored before. Return False for a failed sync, which may have lost data whatever its cause.
     """
     return error.errno in _NO_ROOM and not isinstance(error, FailedSync)
 
@@ -92,14 +92,15 @@ class DiskSpace:
         return next((_full(room) for room in self._rooms.values() if room.free < least), None)
 
     def lacking(self, least: int) -> DiskFull | None:
-        """Return the DiskFull error of a data directory to which puts are refused. If there is no such directory,
-        return the result of `empty(least)`.
+        """If puts to any data directory are refused, return the DiskFull error of one such directory; else return the
+        result of `empty(least)`.
         """
         return next((_full(room) for room in self._rooms.values() if not room.takes_puts), None) or self.empty(least)
 
     def check(self, directory: str, *, journaled: bool) -> None:
         """Raise DiskFull if puts to a partition's directory are refused. journaled: whether the puts are also written
-        to the journal; if so, also raise DiskFull if puts to the data directory with the journal are refused.
+        to the journal. If they are, the data directory with the journal must accept puts, too; otherwise, also raise
+        DiskFull.
         """
         error = self.full.get(os.path.dirname(directory))
         if error is None and journaled:

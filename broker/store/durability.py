@@ -49,8 +49,8 @@ SafeCallback = Callable[[MetaqError | None], None]
 DATA = 1
 """The job syncs the partition's data."""
 INDEX = 2
-"""The job writes the index units to the index file. Together with DATA, the job makes a checkpoint: it also syncs the
-units, and then writes into the index file up to which offset data and units are on the disk.
+"""The job writes the index units to the index file. A job with DATA and INDEX makes a checkpoint: it syncs data and
+units, and then writes into the index file the offset up to which both are on the disk.
 """
 
 # actions, as bits for the same reason
@@ -90,13 +90,14 @@ class DurabilityEvent(IntEnum):
     PAST_THRESHOLD = 1
     """Data were appended under asynchronous flush, and more records are not synced than the flush policy allows."""
     BEHIND_GAP = 2
-    """Data were appended behind bytes that are neither in the journal nor synced. After a power cut these bytes would
-    be missing, and the journal could not restore the data behind them. So a sync must make the appended data safe.
+    """Data were appended behind bytes that are neither in the journal nor synced. A power cut could destroy these
+    bytes, and without them the journal could not restore the data behind them. So the appended data become safe only by
+    a sync of the partition's own files.
     """
     SAFE = 3
     """Because of a sync of the partition's files or of the journal, more data survive a power cut than before."""
     ALL_SAFE = 4
-    """Used instead of SAFE in the mode LEAVING if all data that were appended under group commit are safe now."""
+    """This event replaces SAFE in the mode LEAVING if all data that were appended under group commit are safe now."""
     GROUP_COMMIT = 5
     """The topic's settings were changed to group commit."""
     ASYNCHRONOUS = 6
@@ -210,15 +211,16 @@ class Durability:
     @property
     def relies_on_logs(self) -> bool:
         """Whether the partition has data that a power cut would remove from the partition's own files, so that they
-        would have to be restored from the journal or the transaction log. Data that are being written to the journal
-        count, too.
+        would have to be restored from the journal or the transaction log. Data also count while they are still being
+        written to the journal.
         """
         journaled = max(self.safe_end, self._journal_end) if self.has_group_commit else _NOWHERE
         return max(journaled, self._committed_end) > self.synced_end
 
     def committed(self, end: int) -> None:
-        """Record that the transaction log can restore the data below byte offset `end` until the partition's files are
-        synced. The caller has appended the data below `end`, or appends them immediately after this call.
+        """Record that the data below byte offset `end` are also in the transaction log, which can restore them until
+        the partition's files are synced. The caller has appended the data below `end`, or appends them immediately
+        after this call.
         """
         self._committed_end = max(self._committed_end, end)
 
@@ -283,8 +285,8 @@ class Durability:
 
     def synced(self, end: int, count: int, *, all_covered: bool) -> int:
         """Record that a job has synced the data below `end` (the first `count` records). Return the actions.
-        all_covered: whether checkpoints cover all data of the partition, including data that were appended during the
-        job.
+        all_covered: whether checkpoints now cover all data of the partition, so that it is no longer dirty. It is
+        False, for example, if data were appended during the job.
         """
         self.synced_end = max(self.synced_end, end)
         if all_covered:
@@ -309,7 +311,9 @@ class Durability:
             self.read_only = cause
 
     def write_again(self, cause: str) -> None:
-        """Allow appends again if `write_failed` has forbidden them with this `cause`."""
+        """Allow appends again if `write_failed` was called with this `cause` and has forbidden them. If they are
+        forbidden for another reason, change nothing.
+        """
         if self.read_only == cause:
             self.read_only = None
 
@@ -396,8 +400,8 @@ class Durability:
         earlier calls have requested and that no job has done yet.
 
         While a syncing job is running, requests of further syncing jobs are kept, and the next job serves all of them.
-        A job that only writes index units can run at the same time as a syncing job. If a job that only writes index
-        units cannot begin now, its request is not kept.
+        A job that only writes index units can run at the same time as a syncing job. If such a job cannot begin now,
+        its request is not kept.
         """
         if kind == INDEX:
             if self.failure is not None or self._writing_units:
@@ -431,8 +435,8 @@ class Durability:
 
     def due(self, now: float) -> int:
         """Return the kind (the bits DATA and INDEX) of the sync or checkpoint that must be started at monotonic time
-        `now` (seconds), because the last one was long enough ago. Return 0 if none must be started. Called while
-        `dirty` is True.
+        `now` (seconds), because its interval has passed. Return 0 if none must be started. Called while `dirty` is
+        True.
         """
         if self.failure is not None:
             return 0

@@ -17,8 +17,8 @@ class FileSystems:
     """Syncs whole file systems, each through one file descriptor. The descriptors stay open between the syncs, because
     Linux then reports with each sync every write that has failed since the last sync of the same descriptor.
 
-    (If a descriptor were opened for each call, it would not report an error that another process's syncfs(2) had
-    reported before.) Partition directories may be links to other disks. Any thread may use this object.
+    (A descriptor that is opened only for one sync would miss an error that syncfs(2) of another process has reported
+    before the opening.) Partition directories may be links to other disks. Any thread may use this object.
     """
 
     def __init__(self, files: Files) -> None:

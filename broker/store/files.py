@@ -72,8 +72,8 @@ def _syncing(path: str | None = None) -> Iterator[None]:
 
 
 class NotCached(Exception):  # no error: a reason to come back
-    """Raised if the requested data are not in the page cache, and the thread that owns the store must not wait for the
-    disk (`OpenFiles.cached_only`).
+    """Raised in a block of `OpenFiles.cached_only`, where the thread that owns the store must not wait for the disk, if
+    the requested data are not in the page cache.
 
     The caller calls `load()`, which reads the data into the cache, in a thread that may wait. Then the caller repeats
     the call that has raised this exception.
@@ -135,8 +135,8 @@ class Files:
         return os.pread(fd, size, position)
 
     def is_cached(self, fd: int, position: int, size: int) -> bool:
-        """Return whether any of the `size` bytes from `position` are in the page cache, or True if this is unknown. The
-        file must have these bytes.
+        """Return whether the page cache has at least one of the `size` bytes from `position` on. Return True if this is
+        unknown. The file must have these bytes.
         """
         start = position - position % mmap.ALLOCATIONGRANULARITY
         length = position + size - start
@@ -249,7 +249,8 @@ REAL_FILES = Files()
 
 def read_exactly(files: Readable, fd: int, size: int, position: int) -> bytes:
     """Return `size` bytes from `position`, or fewer at the end of the file. One call of the operating system may return
-    fewer bytes (at most 2 GiB on Linux), so this function repeats the call until it has all bytes.
+    fewer bytes than requested (on Linux never more than 2 GiB), so this function repeats the call until it has all
+    bytes.
     """
     data = files.pread(fd, size, position)
     if len(data) == size or not data:
@@ -327,7 +328,7 @@ def replace_file(files: Files, path: str, data: bytes | Callable[[int], bytes]) 
 
 def unused_name(files: Files, path: str) -> str:
     """Return a path that no file has: `path` itself or, if a file with this path exists, `path` with a number appended.
-    With this path, the caller does not overwrite files that an earlier recovery has kept.
+    Recoveries and cuts keep data under such a path, so that they do not overwrite files that were kept earlier.
     """
     name, number = path, 1
     with suppress(FileNotFoundError):
@@ -340,8 +341,8 @@ def unused_name(files: Files, path: str) -> str:
 def check_named(files: Files, path: str) -> None:
     """Raise FailedSync if no file has this path any more. To be called after a sync of the file.
 
-    Reason: an open file can be written and synced even if its directory was deleted or moved away, but the broker would
-    not find the data at its next start.
+    The reason: if somebody deletes the file's directory or moves it away, the open file can still be written and
+    synced. But the broker would not find the data at its next start.
     """
     if not may_exist(files, path):
         raise FailedSync(errno.ENOENT, "the file was deleted or moved away while the broker ran", path)
@@ -501,9 +502,9 @@ class OpenFiles:
         """Open a file that is not open, and write to it. The written file stays open if fewer than `limit` files are
         open, or if an open file that was not used lately can be closed instead.
 
-        Otherwise the written file is closed after the write, and the other files stay open. Reason: if more than
-        `limit` files are written in rotation and each write closed another file, every file would be closed before its
-        next write.
+        Otherwise the written file is closed after the write, and the other files stay open. The reason: suppose that
+        more than `limit` files are written in rotation. If each write closed another file, every file would be closed
+        before its next write.
         """
         if len(self._ring) < self.limit or self._has_idle():
             write_all(self.files, self.open(file), buffers, position)
@@ -513,8 +514,8 @@ class OpenFiles:
 
     def _has_idle(self) -> bool:
         """Return whether the open file that the clock algorithm examines next may be closed, because it was not used
-        lately. Only one in MISSES_PER_STEP calls examines a file and goes on to the next one; the other calls return
-        False. That is enough to find unused files.
+        lately. Only one of MISSES_PER_STEP calls examines a file; the other calls return False. If the examined file
+        must stay open, the next examination is that of the next file. That is enough to find unused files.
         """
         self._missed += 1
         if self._missed % tuning.MISSES_PER_STEP:

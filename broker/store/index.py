@@ -145,7 +145,7 @@ its end).
 
 class StoredCheckpoint(NamedTuple):
     """A checkpoint that was read from an index file, and the last unit that the checkpoint covers: (offset, id,
-    time_ms, size, tag). last_unit is None if the checkpoint covers no unit.
+    time_ms, size, tag). `last_unit` is None if the checkpoint covers no units.
     """
 
     checkpoint: Checkpoint
@@ -200,12 +200,13 @@ def write_units(
 
     crc: the result of the previous call for this file. It is 0 if `stored` is 0. vouched: a range of the segment's data
     that the header of the existing file states to be synced. The caller passes `vouched` only if it writes all units
-    anew (`stored` is 0), because the existing file has version 1 or is damaged. If this function then overwrote the
-    existing file, no header would state that the range is synced until the next checkpoint is written. If the broker
-    restarted before that checkpoint, it would check, and perhaps cut, data that it could have trusted. So if `vouched`
-    is given, this function replaces the existing file by a new file with the same statement in its header, and waits
-    for the disk. Any thread may call this function, but only one thread at a time per file. Raises OSError. Even after
-    such an error, the units that the header covers are unchanged, and either the old file or the new one exists.
+    anew (`stored` is 0), because the existing file has version 1 or is damaged. Suppose that this function then
+    overwrote the existing file in place. Until the next checkpoint, no header would state that the range is synced. A
+    start of the broker before that checkpoint would check, and perhaps cut, data that it could have trusted. So if
+    `vouched` is given, this function replaces the existing file by a new file with the same statement in its header,
+    and waits for the disk. Any thread may call this function, but only one thread at a time per file. Raises OSError.
+    Even after such an error, the units that the header covers are unchanged, and either the old file or the new one
+    exists.
     """
     if vouched is not None:
         return replace_index(files, path, np.frombuffer(units, UNIT_DTYPE), *vouched)[1]
@@ -219,9 +220,9 @@ def replace_index(files: Files, path: str, units: UnitArray, first_offset: int, 
     """Replace or create an index file with these units. Return the checkpoint in the new file's header, and the CRC-32
     of the units in the file's last, incomplete block (like `write_units`).
 
-    The header says that the data in [first_offset, end) and the units for them are synced. `units` can also contain
-    units for data behind `end`. The function writes these units, too, but the header does not cover them. Any thread
-    may call this. At every moment either the old file or the new, synced file exists. Raises OSError.
+    The header says that the data in [first_offset, end) and the units for them are synced. If `units` also has units
+    for data behind `end`, the function writes them, too, but the header does not cover them. Any thread may call this.
+    At every moment either the old file or the new, synced file exists. Raises OSError.
     """
     fresh = path + FRESH_SUFFIX
     covered = int(np.searchsorted(units["offset"] + units["size"], end, "right"))
@@ -238,8 +239,8 @@ def replace_index(files: Files, path: str, units: UnitArray, first_offset: int, 
 
 
 def write_checkpoint(files: Files, path: str, checkpoint: Checkpoint, *, sync: bool) -> None:
-    """Write a new header to an index file, with a checkpoint that covers more units than the header that is in the
-    file. The caller has written these units with `write_units` and has synced the data that they describe.
+    """Replace the header in an index file by a new one, whose checkpoint covers more units. The caller has written
+    these units with `write_units` and has synced the data that they describe.
 
     sync: whether to sync the units before the header is written. The caller passes False if a sync of the whole file
     system has put the units on the disk. Any thread may call this, even while another thread writes units that the
@@ -264,7 +265,7 @@ def _end_of(unit: Any) -> int:
 
 class Units(ABC):
     """The index units of one segment. The first `stored` units are in the index file, and every read of them verifies
-    their checksums. The units behind them are only in memory.
+    their checksums. The other units are only in memory.
 
     crc: the CRC-32 of the units in the file's last block, if that block is not complete. A search among n units reads
     O(log n) blocks of the file. All methods that read units raise IndexDamaged if the file is damaged or cannot be
@@ -314,7 +315,9 @@ class Units(ABC):
         return self._search(_end, offset + 1)
 
     def stored_before(self, time_ms: int) -> int:
-        """Return the number of records whose store time (or its bound) is before `time_ms` (Unix ms)."""
+        """Return the number of records that were stored before `time_ms` (Unix ms). If only an upper bound of a
+        record's store time is known, the bound counts.
+        """
         return self._search(_time, time_ms)
 
     def _unstored(self, number: int) -> Unit:
@@ -359,10 +362,10 @@ class Index(Units):
     memory until the next checkpoint writes them to the file.
 
     Only the thread that owns the store may use this object; `write_units` runs in other threads on a copy of the units.
-    `starting_before` and `ending_by` take O(1) for an offset at which the result of an earlier `units_ending_by` ended,
-    because the object remembers these offsets. A consumer that reads a partition in order asks for just these offsets.
-    (The units in an index never change, so a remembered offset stays valid.) Methods that read the file can raise
-    NotCached, like `OpenFile.read`.
+    The object remembers the offsets at which results of `units_ending_by` ended. For these offsets, `starting_before`
+    and `ending_by` take O(1). They are just the offsets that a consumer asks for if it reads a partition in order. (The
+    units in an index never change, so a remembered offset stays valid.) Methods that read the file can raise NotCached,
+    like `OpenFile.read`.
     """
 
     __slots__ = ("_boundaries", "file", "max_stored_id", "vouched")
@@ -517,8 +520,8 @@ class UnitReader(Units):
     def with_id(self, message_id: int, start: int, stop: int, *, ascending: bool) -> int | None:
         """Search the units start … stop-1 for this message id. Return the number of the first unit that has the id, or
         None.
-        ascending: whether the caller knows that the ids of these units are in ascending order. If it does, the search
-        is binary.
+        ascending: True if the caller knows that the ids of these units are in ascending order, so that a binary search
+        is possible.
         """
         if ascending:
             place = self._search(lambda unit: unit[1], message_id, start, stop)

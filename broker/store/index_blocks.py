@@ -12,9 +12,9 @@ functions.
 The trailer (the fields behind the units) is written once, by the write that completes the block. An incomplete block
 has no trailer. Its reader gets the number of its units and their CRC-32 from the file's header (`Checkpoint.units`,
 `Checkpoint.crc`) or from memory (`Units.stored`, `Units.crc`). A write that adds units to an incomplete block computes
-the block's new CRC-32 from the CRC-32 that the previous write returned. So a write need not read the file, and no byte
-that the index header covers is written twice. Because the computation of the CRC-32 begins with the block's number, the
-CRC-32 also detects a block that was written to another block's position.
+the block's new CRC-32 from the CRC-32 that the previous write returned. So a write need not read the file, and it
+writes only behind the bytes that the index header covers. Because the computation of the CRC-32 begins with the block's
+number, the CRC-32 also detects a block that was written to another block's position.
 
 To save time, `read_units` reads and checks many blocks at once. Simpler code with the same results is in
 tests/unit/broker/store/test_references.py. The benchmark `consume` measures this code.
@@ -78,8 +78,8 @@ _BLOCK = np.dtype(
 )
 _RIGHT = 0x2144DF1C
 """The CRC-32 of a complete, good block, trailer included (block 0: without the file's header), if the computation
-begins with the block's number. It is the same for all blocks, because any bytes followed by their own CRC-32 have this
-CRC-32.
+begins with the block's number. It is the same for all blocks: if any bytes are followed by their own CRC-32, the CRC-32
+of the whole is always this number.
 """
 
 _SCARCE = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
@@ -132,8 +132,8 @@ def order_times(units: UnitArray, floor_ms: int = 0) -> None:
     at least the time of the unit before it.
 
     A binary search by time works only if the times within a segment never decrease. A negative time, which means an
-    upper bound, stays negative, and its absolute value counts. This function only increases times. So a search by time
-    can find an earlier message than necessary, but it skips none.
+    upper bound, stays negative, and its absolute value counts. This function only increases times. So a search for the
+    messages since a certain time may begin too early, but it skips no message.
     """
     times = units["time_ms"]
     known = np.abs(times)
@@ -157,8 +157,8 @@ def _trailer(block: int, crc: int) -> bytes:
 
 
 def pack_units(stored: int, units: Buffer, crc: int) -> tuple[list[Buffer], int]:
-    """Return the buffers that must be written at `unit_position(stored)` to add these units to the file. Also return
-    the CRC-32 of the units in the block that will be incomplete after the write of these buffers.
+    """Return the buffers that must be written at `unit_position(stored)` to add these units to the file. The second
+    result is the `crc` for the next call: the CRC-32 of the units in the file's incomplete block after this write.
 
     stored: how many units the file has. crc: the CRC-32 of the units in the file's incomplete block, as the last call
         returned it. It is 0 if `stored` is 0.
@@ -243,15 +243,15 @@ _growing = threading.Lock()
 
 
 def _crc_before(block: int) -> int:
-    """Return the CRC-32 that all blocks before number `block` have together if they are good. The result is the same
-    for every index file. So `read_units` can check the blocks `a` to `b` with one CRC-32 of all their bytes: it begins
-    the computation with `_crc_before(a)`. If the blocks are good, the result is `_crc_before(b + 1)`.
+    """Return the CRC-32 of all blocks before number `block`, as one sequence of bytes, if they are good. The result is
+    the same for every index file. So `read_units` can check the blocks `a` to `b` with one CRC-32 of all their bytes:
+    it begins the computation with `_crc_before(a)`. If the blocks are good, the result is `_crc_before(b + 1)`.
 
-    A good block `i` has the CRC-32 _RIGHT if the computation begins with i. CRC-32 is linear. So if the computation for
-    block `i` begins with the CRC-32 of the blocks before it and not with i, the result differs from _RIGHT by a value
-    that does not depend on the block's content: the difference that the two start values make if one computes the
-    CRC-32 of as many zero bytes as a block has. If one block is damaged, this check detects all damage that a CRC-32 of
-    this block alone would detect. If several blocks are damaged, it fails to detect the damage in one of 2^32 cases.
+    A good block `i` has the CRC-32 _RIGHT if the computation begins with i. Here the computation for block `i` begins
+    with another start value: the CRC-32 of the blocks before it. CRC-32 is linear, so the result differs from _RIGHT by
+    a value that does not depend on the block's content. This value can be computed from the two start values and as
+    many zero bytes as a block has. If one block is damaged, this check detects all damage that a CRC-32 of this block
+    alone would detect. If several blocks are damaged, it fails to detect the damage in one of 2^32 cases.
     """
     if block >= len(_crcs):
         with _growing:

@@ -42,9 +42,9 @@ class IndexRebuilding:
         on_rebuilt: Callable[[PartitionLog], None] = lambda log: None,
         on_gone: Callable[[PartitionLog], None] = lambda log: None,
     ) -> None:
-        """on_rebuilt(log): called when the index of a segment of the log has been rebuilt. on_gone(log): called when
-        retention has removed a segment of the log while its index was rebuilt. At this call the segment's new index
-        file can exist, and the callee must remove it.
+        """on_rebuilt(log): called when the index of a segment of the log has been rebuilt. on_gone(log): called at the
+        end of a rebuild if retention has meanwhile removed the segment from the log. The segment's new index file may
+        exist then, and the callee must remove it.
         """
         self._on_rebuilt = on_rebuilt
         self._on_gone = on_gone
@@ -61,8 +61,8 @@ class IndexRebuilding:
         return len(self._lost)
 
     def add(self, log: PartitionLog) -> None:
-        """Plan to rebuild the missing indexes of the log. The rebuild does not begin before `start` was called; after
-        that, a later call of `tick` begins it.
+        """Plan to rebuild the missing indexes of the log. Nothing is rebuilt before the call of `start`. If `start` was
+        called before, one of the next calls of `tick` begins the rebuild.
         """
         for segment in log.segments:
             if segment.index is None:

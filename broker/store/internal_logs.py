@@ -1,5 +1,5 @@
-"""The store's internal logs. Besides messages, a broker must store data of its own, for example about delayed messages.
-The broker stores these data in internal logs, in the same way as messages.
+"""The store's internal logs. A broker must store not only messages but also data of its own, for example about delayed
+messages. It stores these data in internal logs, in the same way as messages.
 
 An internal log is a PartitionLog like any other: the broker writes it to the journal, syncs, recovers, replicates and
 cuts it as it does with a partition. Its directory's name has no `-`, so Java brokers ignore it. Its topic begins with
@@ -7,9 +7,9 @@ cuts it as it does with a partition. Its directory's name has no `-`, so Java br
 internal logs.
 
 The code that opens the store passes the list of internal topics to it (assembly/kinds.py). Each internal topic has two
-logs: one for partitions with asynchronous flush and one for partitions with group commit. Data that belong to a message
-are written to the log for the flush mode of the message's partition. So these data are made safe in the same way as the
-message.
+logs: one for partitions with asynchronous flush and one for partitions with group commit. If data belong to a message,
+the flush mode of the message's partition decides to which of the two logs the data are written. So the data are made
+safe in the same way as the message.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ begin at byte offset first_offset; the callee reads them with `snapshot`. direct
 class InternalTopic:
     """The settings of an internal topic. directory: its directory below the first data path. max_segment_size: bytes.
 
-    with_messages: whether appends to this topic become safe together with the messages that are appended to partitions
-    in the same iteration of the reactor. If it is True, a crash cannot separate them: the next start of the broker
+    with_messages: whether appends to this topic belong to the messages that are appended to partitions in the same
+    iteration of the reactor. If it is True, they become safe in one step: after a crash, the next start of the broker
     finds either both the appends to this topic and those messages, or neither. recovered: called when a log of this
     topic has been recovered. At that time, neither the partitions nor the internal topics that follow this one in the
     list of internal topics have been recovered.

@@ -11,8 +11,8 @@ the files' format see journal_format.py.
 
 Invariants. The entries of one partition follow each other without a gap, in offset order. A journal file is removed
 only when the data of all its entries are synced in the partitions' own files. If a partition has failed, the journal
-files with its data are kept, and newer journal files can be removed before them. After a failed write or sync of the
-journal, nothing more is written to it. There is one exception: a write that failed because of a full disk and was
+files with its data are kept; newer journal files without its data can still be removed. After a failed write or sync of
+the journal, nothing more is written to it. There is one exception: a write that failed because of a full disk and was
 undone.
 """
 
@@ -64,7 +64,7 @@ time, because one is created for every append.
 """
 
 _Last: TypeAlias = "dict[PartitionLog, tuple[int, int]]"
-"""A dict with an entry for each log that has appends in a group: the `end` and `count` of the log's last append in the
+"""For a group of appends, a dict from each log in the group to the `end` and `count` of the log's last append in the
 group.
 """
 
@@ -137,7 +137,9 @@ class Journal:
         self._lock = threading.Lock()  # held while a group is written: close() waits for it
 
     def status(self) -> JournalStatus:
-        """Return the present status. Appends that are being written are not included in the numbers."""
+        """Return the present status. The numbers of waiting appends and bytes do not include appends that are being
+        written now.
+        """
         files = (*self._full, *((self._file,) if self._file else ()))
         return JournalStatus(
             "" if self.failure is None else self.failure.cause,
@@ -150,9 +152,9 @@ class Journal:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def add(self, log: PartitionLog, base: int, end: int, count: int, data: Sequence[Buffer]) -> None:
-        """Make the bytes safe that were appended to `log` at [base, end). The journal makes them safe in one of two
-        ways. If it writes and syncs them itself, it then calls the log's method `safe`. If it syncs the log's own files
-        instead, it then calls the log's method `end`.
+        """Make safe the bytes that the caller has appended to `log` at [base, end). This happens later, in one of two
+        ways. Either the journal writes the bytes to its file, syncs the file, and calls the log's method `safe`; or it
+        syncs the log's own files instead, and calls the log's method `end`.
 
         count: the log's own count of records up to `end`. data: the bytes, which must not change until they are safe.
         """
@@ -173,8 +175,9 @@ class Journal:
             self._start()
 
     def when_settled(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once when each append that was added so far is safe or has failed; call it at once if no
-        append is pending. The callback can ask each log whether its append is safe or has failed.
+        """Call `callback` once, as soon as none of the appends that were added so far is pending, that is, each is safe
+        or has failed. If no append is pending now, call it at once. The callback can ask each log whether its append is
+        safe or has failed.
         """
         if self._waiting:
             self._callbacks.append(callback)
@@ -350,9 +353,9 @@ class Journal:
 
     def _is_direct(self, group: Sequence[_Append]) -> bool:
         """Called if the group's appends belong to few partitions. Return whether to sync these partitions' own files
-        instead of writing the group to the journal. Return False if the group contains data of an internal log and has
-        few bytes, because one write to the journal then costs less. Also return False if data of an internal log must
-        be in the same journal block as messages of the group (InternalTopic.with_messages).
+        instead of writing the group to the journal. Return False if the group has few bytes and some of them belong to
+        an internal log: then one write to the journal costs less than syncs of several logs. Also return False if data
+        of an internal log must be in the same journal block as messages of the group (InternalTopic.with_messages).
         """
         internal = {log.topic for log, *_ in group if is_internal(log.topic)}
         if not internal:
@@ -389,8 +392,8 @@ class Journal:
         files.
 
         After these checkpoints, `tick` removes the files. Later appends go to a new file. Return the number of this new
-        file, for calls of `has_older`. While appends wait or a group of appends is being written, do nothing and return
-        None; the caller must then call this method again later.
+        file, for calls of `has_older`. If appends wait now, or a group of appends is being written, do nothing and
+        return None. In this case, the caller must call this method again later.
         """
         if self._running is not None or self._waiting:
             return None

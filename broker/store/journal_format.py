@@ -1,6 +1,6 @@
 """The format of journal files: `<data path>/metaqjournal/<20-digit number>.journal` contains a sequence of blocks.
 
-A block contains the data of several appends, which become safe together by one sync. All numbers are little-endian:
+A block contains the data of a group of appends, which one sync makes safe. All numbers are little-endian:
 
     magic u32 | CRC-32 of all that follows u32 |
     number of the file u64 | data bytes u64 | entries u32 | bytes of all names u32 |
@@ -122,8 +122,8 @@ class JournalData:
 class JournalGap(NamedTuple):
     """Bytes [start, end) of a journal file that contain no good block.
 
-    damaged: whether the bytes perhaps contained acknowledged puts. If it is False, the bytes are at the end of the last
-    journal file, and are probably a block whose write was interrupted.
+    damaged: True if the bytes may have contained acknowledged puts; False if they are at the end of the last journal
+    file, so that they are probably a block whose write was interrupted.
     """
 
     path: str
@@ -187,8 +187,8 @@ def _read_file(files: Files, path: str, contents: JournalContents, *, last: bool
 
 
 def _block_at(data: memoryview, position: int, number: int) -> tuple[int, int, npt.NDArray[Any], int] | None:
-    """Examine the block at `position`. Return four values: where the block's names begin, where its data begin, its
-    table of entries (one row for each entry), and where the block ends. Return None if the block is not good.
+    """Examine the block at `position`. Return the position of the block's names, the position of its data, its table
+    with one row for each entry, and the position where the block ends. Return None if the block is not good.
     """
     head = position + _PREFIX.size
     if head + _HEAD.size > len(data):

@@ -27,8 +27,9 @@ _log = logging.getLogger(__name__)
 
 
 class _Lacking(NamedTuple):
-    """A segment whose key file may lack blocks. The values describe the segment at the time when the job that writes a
-    block was started. known: the blocks that were read from the key file. It is None if the file was not read yet.
+    """A segment whose key file may lack blocks. The object is made when a job for one block is started; its values
+    describe the segment at that time. known: the blocks that were read from the key file. It is None if the file was
+    not read yet.
     """
 
     segment: Segment
@@ -39,9 +40,9 @@ class _Lacking(NamedTuple):
 
 
 def _extend_keys(files: Files, lacking: _Lacking, block_bytes: int) -> tuple[KeyBlock, ...]:
-    """Append one block to the segment's key file if enough of the segment's records are in no block yet. Enough are
-    `block_bytes` bytes or KEY_BLOCK_RECORDS records; in a closed segment, any number of records is enough. Return all
-    blocks of the key file.
+    """Append one block to the segment's key file if enough of the segment's records are in no block yet. At least
+    `block_bytes` bytes or KEY_BLOCK_RECORDS records are enough; at the end of a closed segment, even one record is
+    enough. Return all blocks of the key file.
 
     Any thread may call this. Raises OSError, IndexDamaged.
     """

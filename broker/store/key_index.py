@@ -167,8 +167,8 @@ def _entries_in(
 def _long_entries(
     data: bytes, start: int, stop: int, position: int, pause: Callable[[float], None]
 ) -> Iterator[Entries]:
-    """Yield the entries of one record with a long property list, which may have millions of keys. If the list repeats a
-    key, most repetitions get no entry.
+    """Yield the entries of one record with a long property list, which may have millions of keys. If a key occurs in
+    the list several times, most of its occurrences after the first get no entry.
     """
     for hashes in long_key_hashes(data, start, stop):
         yield hashes.astype(np.uint64) << np.uint64(_POSITION_BITS) | np.uint64(position)
@@ -178,8 +178,9 @@ def _long_entries(
 def _property_lists(
     data: bytes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Find the records whose attribute (the list of properties in front of the message) lies completely in the record
-    and in `data`. Return where these records begin, and where their attributes begin and end.
+    """Find the records with a complete attribute (the list of properties in front of the message): it must end neither
+    behind the record's end nor behind the end of `data`. Return where these records begin, and where their attributes
+    begin and end.
     """
     raw = np.frombuffer(data, np.uint8)
     body = starts + HEADER_BYTES
@@ -237,8 +238,8 @@ def read_blocks(
     file.
 
     Any thread may call this. The result ends before the first block that cannot be used, because it is incomplete,
-    belongs to other data, or covers a last record that is no longer in the segment. That block and all later ones must
-    be written again. check_entries: if True, the list also ends before a block whose entries do not match their
+    belongs to other data, or covers a last record that is no longer in the segment. The caller must write this block
+    and all later ones again. check_entries: if True, the list also ends before a block whose entries do not match their
     checksum. Raises OSError.
     """
     try:
@@ -325,9 +326,9 @@ def append_block(
     """Write a block with these entries, which belong to the records in `covered`, at `position` of the key file, and
     return it. Create the file if it is missing.
 
-    Before the write, cut off all bytes of the key file behind `position`. Any thread may call this, but only one at a
-    time per file. Raises OSError; in this case the file may end with entries that have no block header, which the next
-    call cuts off.
+    Before the write, cut off all bytes of the key file behind `position`. Any thread may call this, but for one file
+    only one thread at a time. Raises OSError; in this case the file may end with entries that have no block header,
+    which the next call cuts off.
     """
     start, end, units = covered
     ids = units["id"]

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 def _despite_damage(question: Callable[Concatenate[Lookup, P], T]) -> Callable[Concatenate[Lookup, P], T]:
     """Decorate a query method of Lookup: if the query finds that a segment's index is damaged, drop this index and
-    repeat the query. At each repetition the partition has one index less, so there cannot be endless repetitions.
+    repeat the query. Each repetition has one index less to use, so the repetitions come to an end.
     """
 
     def ask(self: Lookup, /, *arguments: P.args, **more: P.kwargs) -> T:
@@ -46,10 +46,10 @@ def _despite_damage(question: Callable[Concatenate[Lookup, P], T]) -> Callable[C
 
 
 GiveUp = Callable[[Segment, Index, IndexDamaged], bool]
-"""give_up(segment, index, damage): drops the segment's index, which is damaged, and plans its rebuild. Returns False if
-the index cannot be dropped now. Also returns False if it need not be dropped, because the segment has a new index or no
-longer exists. Before the index of the last segment is dropped, a new last segment is created. Raises StoreError if the
-new segment cannot be created.
+"""give_up(segment, index, damage): drops the segment's index, which is damaged, plans its rebuild, and returns True.
+Returns False if the index cannot be dropped now, or if it need not be dropped, because the segment has a new index or
+no longer exists. Before the index of the last segment is dropped, a new last segment is created. Raises StoreError if
+the new segment cannot be created.
 """
 
 
@@ -195,8 +195,8 @@ class Lookup:
     def offset_after(self, offset: int, messages: int, max_bytes: int) -> int:
         """Go forward from `offset`, where a message begins, by as many whole messages as possible: at most `messages`
         messages and at most `max_bytes` bytes. Return the byte offset that is reached. It is the beginning of a
-        message, or visible_end. If it would be inside a segment whose index is being rebuilt, return the end of this
-        segment.
+        message, or visible_end. If the offset would be in a segment whose index is being rebuilt, return the end of
+        this segment (at most visible_end) instead.
         """
         segments = self._segments
         message = min(self._count_before(offset) + messages, self._count_before(offset + max_bytes))
@@ -234,13 +234,13 @@ class Lookup:
         """Return index units (UNIT_DTYPE) of the readable records that start at or after `offset` and end by offset +
         max_bytes.
 
-        All units belong to the segment that contains `offset`, and their records are back to back. If damage was found
-        when the index was made, the index has no units for the damaged bytes, so there is a gap between two units. The
-        result ends before the first gap behind `offset`. If `offset` itself is in a gap, the first returned record
-        starts behind `offset`. If the first record is larger than max_bytes, its unit is returned alone. So a caller
-        that reads piece by piece never gets stuck at a large record. The result is empty if `offset` is visible_end, or
-        is inside the last record of a segment or inside damage behind that record. Raises OffsetOutOfRange and
-        StoreError like `Segments.read`.
+        All units belong to the segment that contains `offset`, and their records are back to back. An index has no
+        units for bytes that were known as damaged when it was made. So between two units there can be a gap. The result
+        ends before the first gap behind `offset`. If `offset` itself is in a gap, the first returned record starts
+        behind `offset`. If the first record is larger than max_bytes, its unit is returned alone. So a caller that
+        reads piece by piece never gets stuck at a large record. The result is empty if `offset` is visible_end, or is
+        inside the last record of a segment or inside damage behind that record. Raises OffsetOutOfRange and StoreError
+        like `Segments.read`.
 
         If the segment's index is being rebuilt, this method reads the records one after the other: at most 4 MiB, or
         one record of MAX_RECORD_BODY_BYTES. In this case `offset` must be the start of a record. The result is empty if
@@ -304,8 +304,8 @@ class Lookup:
 
 
 def _without_gap(units: UnitArray) -> UnitArray:
-    """Return the units before the first gap between two of these units. One comparison of sums shows whether there is a
-    gap; usually there is none.
+    """Return the units before the first gap between two of these units. To find out quickly whether there is a gap at
+    all (usually there is none), the sum of the records' sizes is compared with the length of the range.
     """
     first, last = units[0], units[-1]
     if int(last["offset"]) + int(last["size"]) - int(first["offset"]) == int(units["size"].sum(dtype=np.int64)):

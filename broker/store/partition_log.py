@@ -58,8 +58,8 @@ The listener is called after the bytes `data` were appended at [base, end). coun
 class StoreServices:
     """Services that all logs of a store share.
 
-    on_index_lost: called when the index of a closed segment is found to be damaged. From then on the segment has no
-    index, until `Segments.adopt_index` gives it a rebuilt one. on_append: see `Store.on_append`.
+    on_index_lost: called when the index of a closed segment is found to be damaged. The segment then has no index until
+    it gets a rebuilt one (`Segments.adopt_index`). on_append: see `Store.on_append`.
     """
 
     open_files: OpenFiles
@@ -85,8 +85,8 @@ class PartitionLog:
         shared: StoreServices,
         unsynced_directories: Sequence[str] = (),
     ) -> None:
-        """segments: see Segments. unsynced_directories: directories that must be synced, because the names of the
-        segments' files, which these directories contain, may not be on the disk yet.
+        """segments: see Segments. unsynced_directories: the directories that must be synced because they contain new
+        names of segment files, which may not be on the disk yet.
         """
         self.topic = topic
         self.partition = partition
@@ -104,8 +104,8 @@ class PartitionLog:
         self.lookup = Lookup(self.segments, self.index_damaged)
         self._shared = shared
         self.bound: tuple[int, int] | None = None
-        """A limit for readers: the byte offset behind which they see nothing, and the log's own count of records up to
-        this offset (see `limit_visibility`). None if there is no limit, so that readers see all safe data.
+        """The limit for readers that `limit_visibility` has set: the byte offset behind which they see nothing, and the
+        log's own count of records up to this offset. It is None if readers see all safe data.
         """
         self.told_end = 0
         """The highest end offset that was passed to `raise_bound`, or the log's end if the log was later cut before
@@ -232,9 +232,9 @@ class PartitionLog:
         bytes. Damaged bytes have no index units. The parameter `segment`, the result and the errors are as in `append`.
 
         Readers skip these bytes. The bytes, and data behind them, are safe only after a checkpoint, which this method
-        starts. The reason: a start of the broker checks all data behind the last checkpoint. Without a new checkpoint,
-        it would treat these bytes as new damage on this node and cut the log there, not only after a power cut but also
-        after kill -9.
+        starts. The reason: a start of the broker checks all data behind the last checkpoint. If these bytes were still
+        behind the last checkpoint, the start would take them for new damage on this node and cut the log there, even
+        after a mere kill -9.
         """
         durability, shared = self.durability, self._shared
         if durability.read_only is not None:
@@ -258,8 +258,8 @@ class PartitionLog:
         return base
 
     def _relieve_memory(self) -> None:
-        """If more index units than allowed are only in memory, do not wait for the next regular checkpoint: write these
-        units to the index file now, or make a checkpoint now, which also writes them.
+        """If more index units than allowed are only in memory, request that they are written to the index file before
+        the next regular checkpoint: by a job that only writes units, or by an early checkpoint.
         """
         syncs, limit = self._shared.syncs, self._shared.syncs.unit_limit
         if self._settle_units() and self.segments.active_index.unstored > limit:
@@ -343,9 +343,9 @@ class PartitionLog:
 
     @property
     def _owes_names(self) -> bool:
-        """Whether the segments' file names must be synced before a new segment begins. They must be synced if two
-        conditions hold: some file name is perhaps not on the disk yet, and some of the log's data would survive a power
-        cut only in the journal or the transaction log.
+        """Whether the segments' file names must be synced before a new segment begins. It is True if two conditions
+        hold: some file name may not be on the disk yet, and a power cut now would leave some of the log's data only in
+        the journal or the transaction log.
 
         Without this sync, the name of a newer segment's file could reach the disk before the name of an older one, so
         that only the newer segment exists after a power cut. A start of the broker would then assume that retention has
@@ -380,8 +380,8 @@ class PartitionLog:
         """Replace the log's segments by the given ones, after the log's end was cut off. The store calls this when no
         callback waits for this log and no job of it is running.
 
-        Record counts that `Store.on_append` has reported for this log become invalid. If `limit_visibility` is in
-        effect, the bound is lowered to the new end if it was higher.
+        Record counts that `Store.on_append` has reported for this log become invalid. If the bound of
+        `limit_visibility` is behind the log's new end, it is lowered to the new end.
         """
         most = self.visible_end if self.bound is None else min(self.bound[0], self.visible_end)
         self.renewals += 1
@@ -398,8 +398,8 @@ class PartitionLog:
         """Switch to other settings for the topic.
 
         If the new settings turn group commit on, data that are visible but not synced stay visible and are synced at
-        once. If the new settings turn group commit off, puts that wait for a sync still wait for it. The data of later
-        puts need no sync, but become visible only when the data of the waiting puts are visible.
+        once. If the new settings turn group commit off, puts that wait for a sync still wait for it. Later puts need no
+        sync, but their data become visible only when the data of those earlier puts are visible.
         """
         self._writer.max_segment_size = config.max_segment_size
         self.use_policy(config.flush_policy)
@@ -440,9 +440,9 @@ class PartitionLog:
         self._act(self.durability.safe(end, count))
 
     def sync_failed(self, cause: str) -> None:
-        """Record that no more data of this log can become safe, neither in its own files nor in the journal, and call
-        all waiting callbacks with the error. Until a restart of the broker, the log accepts no appends, and its
-        unsynced data stay unsafe.
+        """Called when a sync of this log's own files or the journal has failed: record that no more data of this log
+        can become safe, and call all waiting callbacks with the error. Until a restart of the broker, the log accepts
+        no appends, and its unsynced data stay unsafe.
         """
         if self.read_only is None:
             self._turn_read_only(cause)
@@ -502,9 +502,10 @@ class PartitionLog:
         """Move the bound of `limit_visibility` up to byte offset `end`: readers then see the data below it as soon as
         the data are safe. `end` may be higher than the log's present end, for data that will be appended.
 
-        end, count: the values that `Store.on_append` of this node reported for an append to this log. Values that
-        another node reported cannot be used, because the count of each node begins with the records that it had when it
-        started. If the log has no bound, or if its bound is at `end` or higher, nothing changes for readers.
+        end, count: the values that `Store.on_append` of this node reported for an append to this log. Values of another
+        node cannot be used: each node counts on from the number of records that it had at its own start, so another
+        node's `count` is another number. If the log has no bound, or if its bound is at `end` or higher, nothing
+        changes for readers.
         """
         if end > self.told_end:
             self.told_end = end
@@ -522,8 +523,8 @@ class PartitionLog:
     @contextmanager
     def all_visible(self) -> Iterator[None]:
         """Make all safe data readable within this `with` block, without calling `on_visible`. Use this context manager
-        only on the thread that owns the store. The code in the block must finish without returning to the event loop
-        (no `await` or callback), because otherwise other code would see these data, too.
+        only on the thread that owns the store. The code in the block must not return to the event loop before the block
+        ends (no `await` or callback). If it did, other code would see these data, too.
         """
         bound, on_visible = self.bound, self.on_visible
         self.bound = self.on_visible = None
@@ -564,9 +565,9 @@ class PartitionLog:
         `job.pin()`, runs the job in a worker thread, alone or together with jobs of other logs, and afterwards calls
         `end` and `go_on`.
 
-        Return None if an earlier sync has failed, or if no job can begin now because other jobs are running. In the
-        second case, a request for a sync (DATA) is kept, and `go_on` begins the sync when the running jobs have ended.
-        A request for a job that only writes index units (INDEX) is not kept, so the caller must repeat it later.
+        Return None if an earlier sync has failed, or if no job can begin now because other jobs are running. If other
+        jobs are running, a request for a sync (DATA) is kept, and `go_on` begins the sync when these jobs have ended. A
+        request for a job that only writes index units (INDEX) is not kept, so the caller must repeat it later.
         """
         if kind == INDEX and not self._settle_units():
             return None

@@ -65,11 +65,11 @@ _log = logging.getLogger(__name__)
 
 
 _WRITTEN_BACK_MS = 10 * 60 * 1000
-"""Concerns segments without a checkpoint. If such a segment was last changed more than this many milliseconds before
-the newest change of its partition's segments, its data are assumed to be on the disk, because the kernel writes changed
-data to the disk after 30 seconds. Segments without a checkpoint come from a Java broker; this broker makes checkpoints
-at least every 30 seconds. Without this rule, the first start of this broker in a Java broker's directory would have to
-read all segments.
+"""Concerns segments without a checkpoint. The recovery compares the last change of such a segment with the newest
+change of any segment of the partition. If it is more than this many milliseconds earlier, the segment's data are
+assumed to be on the disk, because the kernel writes changed data to the disk after 30 seconds. Segments without a
+checkpoint come from a Java broker; this broker makes checkpoints at least every 30 seconds. Without this rule, the
+first start of this broker in a Java broker's directory would have to read all segments.
 """
 
 
@@ -101,8 +101,7 @@ class RecoveryReport:
     cut_reason: str = ""
     damage: tuple[PartitionDamage, ...] = ()
     missing_bytes: int = 0
-    """The number of bytes that are missing at the ends of the segments' files although a checkpoint says that they were
-    synced.
+    """How many bytes the segments' files lack at their ends, although checkpoints say that these bytes were synced.
     """
     set_aside: tuple[str, ...] = ()
     """The paths under which the files of removed segments are kept. These segments were removed from the log because
@@ -182,8 +181,8 @@ def _last_time(stored: StoredCheckpoint | None) -> int:
 
 
 def _names(directory: str) -> tuple[str, ...]:
-    """Return the directories to sync so that the names of a partition's new files are on the disk: the partition's
-    directory and its parent.
+    """Return the directories that must be synced after new files were created in a partition's directory, so that their
+    names are on the disk: this directory and its parent.
     """
     return directory, os.path.dirname(directory)
 
@@ -312,8 +311,8 @@ def trusted_checkpoint(files: Files, file: SegmentFile) -> Checkpoint | None:
     """Return the checkpoint of a segment's index if the index describes exactly the data in the segment's file, else
     None. Raises OSError.
 
-    To decide this, an index unit is compared with the record that it describes. A Java broker, which does not know this
-    index, may have cut the file since the checkpoint and written other records.
+    After the checkpoint, a Java broker, which does not know this index, may have cut the file and written other
+    records. So an index unit is compared with the record that it describes.
     """
     return _believed(files, file, read_checkpoint(files, file.index_path, file.first_offset))
 
@@ -341,10 +340,10 @@ def _describes(files: Files, fd: int, file: SegmentFile, known: Checkpoint, last
     """Return whether the segment still has the records that the index units describe. To decide this, compare the last
     readable record with its unit.
 
-    They differ if another broker has cut the file at the beginning of a record and then appended other records. If the
-    index has a checksum and the file has no good record at any unit's offset, the file is damaged. In this case the
-    result is also True: with False, the recovery would check these synced data and cut them off. Raises IndexDamaged,
-    OSError, StoreError.
+    They differ if another broker has cut the file at the beginning of a record and then appended other records. The
+    result is also True if the index has a checksum but the file has no good record at any unit's offset. Then the file
+    is damaged; with False, the recovery would check these synced data and cut them off. Raises IndexDamaged, OSError,
+    StoreError.
     """
     same = _has_record(files, fd, file, last_unit)
     if same is None and known.crc is not None:
@@ -376,9 +375,8 @@ def _index_of(open_files: OpenFiles, file: SegmentFile, known: Checkpoint | None
     """Return the index of a recovered segment. If many units of the index are not covered by the checkpoint, write
     these units to the index file.
 
-    If these units stayed in memory, the units of ten thousand partitions would need hundreds of MB. The written units
-    are not synced. That is no problem, because the index file's header, which records the checkpoint, covers only older
-    units until the next checkpoint.
+    In memory, such units of ten thousand partitions would need hundreds of MB. The written units need no sync: until
+    the next checkpoint, the header of the index file covers only older units.
     """
     vouched = None
     if known is not None and known.crc is None:

@@ -4,11 +4,11 @@ data are written into the segment, behind its last good record.
 After a power cut, any part of the unsynced data of a partition's own file may be lost; after kill -9, nothing is lost.
 Good records of the file are kept even if the journal has other bytes at these offsets. A Java broker, which does not
 know the journal, may have run after the journal was written, and may have written these records. The journal's data are
-added from the end of the good records on. If a journal entry begins before this end, the part of the entry that the
-file already has is compared with the good records. The rest of the entry is added only if this part is equal. There is
-one exception: if the power cut has destroyed only the first bytes of a record in the file, the journal's data are added
-from this record on. If a Java broker has written its own messages in place of acknowledged messages, the loss is
-reported.
+added behind the good records. If a journal entry begins before their end and ends behind it, the first part of the
+entry is compared with the good records at the same offsets. The rest of the entry is added only if they are equal.
+There is one exception: if the power cut has destroyed only the first bytes of a record in the file, the journal's data
+are added from this record on. If a Java broker has written its own messages in place of acknowledged messages, the loss
+is reported.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _log = logging.getLogger(__name__)
 
 _FOREVER = 1 << 63
 _ID_AT = 8
-"""The position of the message id in a record, in bytes. The record's length and checksum come before the id; both are
-zero in the record of an empty message (record.HEADER).
+"""The position of the message id in a record, in bytes (record.HEADER). Before it are the record's length and checksum.
+In the record of an empty message both are zero.
 """
 
 ReadSegment = Callable[[int, int], bytes]
@@ -46,8 +46,9 @@ class Gap(NamedTuple):
     """Bytes [start, end) of a partition that were acknowledged to producers and are lost.
 
     If `replaced` is False, neither the partition's files nor the journal have these bytes, although the journal
-    continues behind them. If `replaced` is True, the journal has these bytes, but they cannot be restored, because the
-    files have good records of other messages at these offsets or directly before them.
+    continues behind them. If `replaced` is True, the journal has these bytes, but they cannot be restored: the files
+    have good records of other messages, either at these offsets or directly before them, where the journal has other
+    records.
     """
 
     start: int
@@ -179,12 +180,12 @@ def _write(files: Files, directory: str, found: Continuation) -> None:
 
 
 def _forget_index(files: Files, directory: str, file: SegmentFile) -> None:
-    """Called before a segment gets data from the journal. If the segment's index does not describe the present content
-    of the segment's file, remove the index and sync the removal.
+    """Remove a segment's index if it exists, and sync the removal. Called before the segment gets data from the
+    journal, if the index does not describe the present content of the segment's file.
 
-    If the index stayed, it would match the file again as soon as the lost bytes are restored, and its checkpoint would
-    say that they are synced. But the restored bytes, and perhaps the name of a new file, are not on the disk yet. If
-    another power cut left them only partly written, the next start would treat them as damage to synced data.
+    If the index stayed, it would match the file again after the lost bytes are restored, and its checkpoint would say
+    that these bytes are synced. But they, and perhaps the name of a new file, are not on the disk yet. After another
+    power cut they might be only partly written, and the next start would take this for damage to synced data.
     """
     try:
         files.unlink(file.index_path)
@@ -221,8 +222,8 @@ def _first_is_lost(files: Files, segments: Sequence[SegmentFile], entries: Seque
     """Return whether a segment in front of `segments` is missing because of a power cut, not because retention has
     removed it.
 
-    If neither the directory nor the older segment's file was synced before the power cut, a file system may lose the
-    name of an older segment but keep the name of a newer one. The segment was lost in this way if two conditions hold:
+    A file system may lose the name of an older segment in a power cut but keep the name of a newer one, if neither the
+    directory nor the older segment's file was synced before. The segment was lost in this way if two conditions hold:
     the journal has entries for offsets before `segments`, without a gap up to the first of `segments`, and no segment
     has a checkpoint with units. Before such a checkpoint is written, the directory and the files of earlier segments
     are synced.
@@ -294,8 +295,8 @@ def _replaced(
     records at the same offsets, from the last entry backwards, and stop at the first entry that is equal. Return the
     entries that differ, newest first. If the records end within an entry, only its beginning is compared.
 
-    The first equal entry shows that all entries before it are in the segment, too, because another broker only appends
-    records: all records behind the first one that it wrote are its own.
+    If an entry is equal, all entries before it are in the segment, too: another broker only appends records, so if it
+    had replaced an earlier entry, all records behind that would be its own.
     """
     start, end = checked
     found: list[JournalEntry] = []
@@ -315,9 +316,9 @@ def _torn_header(read: ReadSegment, end: int, entry: JournalEntry, data: Journal
     """Find, in a journal entry, the first record whose bytes differ from the bytes in the segment's file. If a power
     cut has destroyed only the first bytes of this record in the file, return the record's byte offset, else None.
 
-    If the length and the checksum of a record are at the end of one disk sector, and the rest is in the next sector, a
-    power cut may destroy only the length and the checksum. The record then looks like an empty message, but it still
-    has its id, and no broker assigns an id twice. end: where the file's good records end.
+    This can happen if the length and the checksum of a record are at the end of one disk sector and the rest of the
+    record is in the next sector. The record then looks like an empty message, but it still has its id, and no broker
+    assigns an id twice. end: where the file's good records end.
     """
     records = memoryview(data.read(entry))
     there = read(min(entry.end, end) - entry.base, entry.base)

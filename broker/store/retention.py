@@ -83,10 +83,11 @@ def count_excess(closed: Sequence[Sequence[SegmentAge]], excess: int) -> list[in
     """Return how many of the oldest closed segments to remove from each of a topic's logs so that the topic loses
     `excess` bytes.
 
-    closed: for each log its closed segments, oldest first. The segments to remove are chosen one by one: of the first
-    remaining segments of all logs, always the one that was changed the longest time ago. The topic loses more than
-    `excess` bytes if the last chosen segment is larger than needed. It loses fewer bytes if all closed segments
-    together have fewer; the last segment of a log is not closed and is never removed.
+    closed: for each log its closed segments, oldest first. The segments to remove are chosen one by one. Each time, the
+    oldest remaining closed segments of all logs are compared, one of each log, and the one whose last change is longest
+    ago is chosen. The topic loses more than `excess` bytes if the last chosen segment is larger than needed. It loses
+    fewer bytes if all closed segments together have fewer; the last segment of a log is not closed and is never
+    removed.
     """
     counts = [0] * len(closed)
     oldest = [(segments[0].modified, log) for log, segments in enumerate(closed) if segments]
@@ -114,8 +115,8 @@ class Retention:
         on_restored: Callable[[PartitionLog], None],
     ) -> None:
         """clock: wall clock in seconds. on_restored(log): called when removed segments belong to the log again because
-        their files could not be removed. If the index of such a segment was rebuilt while the segment did not belong to
-        the log, the segment does not use the rebuilt index, so the callee must plan the rebuild again.
+        their files could not be removed. The index of such a segment may have been rebuilt while the segment did not
+        belong to the log; this rebuilt index is not used. So the callee must plan the rebuild of missing indexes again.
         """
         self.enabled = True
         """Whether `apply` and `apply_sizes` remove segments. False while this node copies its logs from another node;
@@ -127,8 +128,8 @@ class Retention:
         self._turns = Turns(run_in_thread, tuning.MAX_DISCARDING)
         self._clock = clock
         self._busy: set[PartitionLog] = set()
-        """Logs whose files are being removed. Until their removal has ended, no further segments of these logs are
-        removed. If the first removal failed and a later one succeeded, the log would have a gap.
+        """Logs whose files are being removed. Until the removal has ended, no further segments of these logs are
+        removed, because the log would have a gap if the first removal failed and a later one succeeded.
         """
         self._untidy: dict[PartitionLog, None] = {}
         """Logs with files that should have been removed but still exist. The next call of `apply` tries to remove them
@@ -144,8 +145,8 @@ class Retention:
         files begins.
 
         is_due: returns whether retention is due for the named topic now. Each topic may have its own schedule. If a
-        file cannot be removed, the error is logged, and the next call of `apply` tries again. If the file is a data
-        file, its segment belongs to the log again until that call.
+        file cannot be removed, the error is logged, and the next call of `apply` tries again. In the meantime, if the
+        file is a data file, its segment belongs to the log again.
         """
         self._tidy()
         removed: list[RemovedSegment] = []
@@ -193,9 +194,10 @@ class Retention:
 
     def drop_before(self, log: PartitionLog, first_offset: int) -> list[RemovedSegment]:
         """Remove the first segments of a log that end at or before byte offset `first_offset`, even if `enabled` is
-        False. A segment stays, with all later ones, if it is the last one, if readers do not see all of it, or if it
-        still needs a sync job. Nothing is removed while `is_busy(log)` is True. The topic's policy says whether the
-        files of the removed segments are deleted or archived; without a policy they are deleted.
+        False. The removal stops at the first segment that must stay: the last segment, a segment that readers do not
+        see completely, or one that still needs a sync job. Nothing is removed while `is_busy(log)` is True. The topic's
+        policy says whether the files of the removed segments are deleted or archived; without a policy they are
+        deleted.
         """
         going = 0
         if log.segments[0].end <= first_offset and log not in self._busy:
@@ -233,8 +235,8 @@ class Retention:
 
     def _ages(self, log: PartitionLog) -> list[SegmentAge]:
         """Return the closed segments of a log that retention is allowed to remove, oldest first. The list ends before
-        the first segment that it must not remove, because the segment still needs a sync job, readers do not see all of
-        it, or the time of its file cannot be read.
+        the first segment that must stay: one that still needs a sync job, that readers do not see completely, or whose
+        file's time cannot be read.
         """
         ages: list[SegmentAge] = []
         if log in self._busy:

@@ -3,11 +3,10 @@ disk.
 
 If Linux fails to write changed pages of the page cache to the disk, it marks them as clean all the same. Reads still
 return the data of these pages, although the disk does not have them, and a later sync writes nothing and succeeds. It
-does not help to write the same bytes into these pages again. In that case ext4 wrongly assumes that the file's blocks
-on the disk are already marked as written. Once the pages are no longer in the page cache, reads of these blocks return
-zeros (seen on Linux 6.18). For this reason, cached data are first dropped from the page cache and then read again from
-the disk. If the bytes on the disk differ from those that were cached, the cached bytes are written again, into new
-pages.
+does not help to write the same bytes into these pages again: ext4 then wrongly assumes that the file's blocks on the
+disk are already marked as written. So when the pages have left the page cache, reads of these blocks return zeros (seen
+on Linux 6.18). For this reason, cached data are first dropped from the page cache and then read again from the disk. If
+the bytes on the disk differ from those that were cached, the cached bytes are written again, into new pages.
 """
 
 from __future__ import annotations
@@ -51,9 +50,9 @@ class PageCacheSync:
 
 
 class Rewriter:
-    """Reads one file from the beginning to the end; its method `pread` has the parameters of `Files.pread`. If data
-    that were read came from the page cache, and the caller has found them good, `secure` makes sure that the disk also
-    has them or gets them with the next sync. Only one thread may use this object.
+    """Reads one file from the beginning to the end; its method `pread` has the parameters of `Files.pread`. The caller
+    checks the data and passes good data to `secure`. If these data came from the page cache, `secure` makes sure that
+    the disk also has them or gets them with the next sync. Only one thread may use this object.
     """
 
     def __init__(self, files: Files, path: str, fd: int, sync: Callable[[], None]) -> None:
@@ -71,8 +70,9 @@ class Rewriter:
         files.advise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # the kernel must not cache data before they are checked
 
     def pread(self, fd: int, size: int, position: int) -> bytes:
-        """Read bytes like Files.pread, and remember whether they were in the page cache before this call. For bytes
-        that an earlier call has read, keep what was remembered at that call.
+        """Read bytes like Files.pread, and remember whether they were in the page cache before this call. If an earlier
+        call has read the same bytes, what it has remembered about them stays unchanged, because the read itself has
+        brought them into the page cache.
         """
         start, end = max(position, self._looked_to), position + size
         if start < end:

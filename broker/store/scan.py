@@ -50,8 +50,8 @@ _LENGTH = Struct(">i")  # the first field of a record's header
 
 
 def time_id(time_ms: int) -> int:
-    """Return the largest message id that any broker assigns at or before `time_ms` (Unix ms). Ids contain the time
-    since a fixed date; return 0 if `time_ms` is before this date.
+    """Return the largest message id that a broker can have assigned up to the time `time_ms` (Unix ms). Ids contain the
+    time since a fixed date; return 0 if `time_ms` is before this date.
     """
     return max(0, message_id(counter_at(time_ms + 1), 0) - 1)
 
@@ -80,10 +80,10 @@ def scan_units(
     """Check records one by one from position `start` up to `size`. Stop at the first record that is not whole and good.
 
     A good record ends at or before `size`, has the right CRC-32, and does not consist of 20 zero bytes. (20 zero bytes
-    have the size of a record header, but are not a record without a body: a record that a broker has written has a
-    message id. They belong to a file's end that a crash has left filled with zeros.) Positions are byte positions in
-    the file; the offset in a unit is first_offset + position. checked(position, data): called in order for each
-    sequence of good records, with the position and the bytes of the sequence. For the cost per record see
+    look like the header of a record without a body, but every record that a broker has written has a message id. So
+    such bytes belong to a file's end that a crash has left filled with zeros.) Positions are byte positions in the
+    file; the offset in a unit is first_offset + position. checked(position, data): called in order for each sequence of
+    good records, with the position and the bytes of the sequence. For the cost per record see
     docs/decisions/096-what-reading-without-an-index-costs.md.
     """
     blocks = []
@@ -109,7 +109,7 @@ def scan_units(
 def walk(files: Files, fd: int, start: int, size: int, first_offset: int) -> Iterator[Scan]:
     """Read a file like `scan_units`, but continue behind damage: yield scans that together cover the byte positions
     [start, size). Each scan describes either a sequence of good records, with their units, or a range of damaged bytes.
-    In the second case, it has no units, and its `end` is the position where the damaged bytes end.
+    A scan of damaged bytes has no units, and its `end` is the position where the damaged bytes end.
 
     A scan has at most tuning.WALK_RECORDS records. The parameters, and what counts as a good record, are as in
     `scan_units`.
@@ -171,8 +171,8 @@ def _runs(data: bytes, max_records: int | None) -> Iterator[_Run]:
 
 def _same_sizes(data: bytes, position: int, size: int, limit: int) -> int:
     """Return how many records of `size` bytes follow each other without a record of another size from `position` on, at
-    most `limit`. The function first compares a few records, and compares the others only if these have the size `size`.
-    So the call takes little time if the records have different sizes.
+    most `limit`. To save time if the records have different sizes, the function first looks at a few records, and at
+    the others only if all of these have the size `size`.
     """
     available = min(limit, (len(data) - position) // size)
     for count in (min(available, tuning.SCAN_RUN_FROM), available):
@@ -249,14 +249,14 @@ def _units_of(data: bytes, run: _Run, base: int) -> tuple[UnitArray, int]:
 
 
 def bound_java_times(units: UnitArray, modified_ms: int) -> None:
-    """If the id of a unit's record contains no store time, set the unit's store time to the latest time at which the
+    """Set the store times of units whose records have ids without a store time: each gets the latest time at which its
     record can have been stored, as a negative number. This latest time is the earliest of these times: `modified_ms`
     (when the file was last changed) and the store times of later records whose ids contain one.
 
-    An id contains no store time if it is negative or cannot have been assigned by this broker software. Afterwards, if
-    a record's time is lower than the time of the record before it, it is raised to the earlier record's time. Without
-    this step, times could be out of order, because they come from the ids: the messages of a transaction get their ids
-    before the commit, but their records are stored at the commit.
+    An id contains no store time if it is negative or cannot have been assigned by this broker software. Afterwards,
+    each record's time that is lower than that of the record before it is raised to that time. The raising is necessary
+    because times that come from ids can be out of order: the messages of a transaction get their ids before the commit,
+    but their records are stored at the commit.
     """
     modified_ms = max(0, modified_ms)
     undated = (units["time_ms"] <= 0) | (units["id"] >= foreign_from(modified_ms))

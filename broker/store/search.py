@@ -2,10 +2,10 @@
 
 To find a key, it reads the segments' key files. A key file consists of blocks; each block lists hashes of the keys of a
 range of records. Records with the right hash are read to check whether they have the key. At the end of a growing
-segment, there are records that no block covers yet. These records are all read. The hashes of their keys are returned
-with the matches. The caller keeps the hashes, so that the next search need not read the same records. A search is
-allowed to read only a limited number of bytes. The bytes that it leaves out are counted, so that the caller can report
-them.
+segment, there are records that no block covers yet. These records are all read. The search returns the hashes of the
+keys of these records together with its matches. The caller keeps the hashes and passes them to the next search, which
+then need not read the same records. A search is allowed to read only a limited number of bytes. The bytes that it
+leaves out are counted, so that the caller can report them.
 """
 
 from __future__ import annotations
@@ -252,8 +252,8 @@ class _SearchedSegment:
         """Return the byte positions in the segment, in order, of all records in [low, high) that may have a key with
         this hash.
 
-        start: which part of the segment is searched (`_parts`): the byte offset where the data of a block begin, or
-        `covered` for the data that no block covers.
+        Only one part of the segment (see `_parts`) is searched. start: the byte offset where this part begins: where
+        the data of a block begin, or `covered` for the part that no block covers.
         """
         block = next((block for block in self.blocks if block.start == start), None)
         if block is not None:
@@ -267,8 +267,8 @@ class _SearchedSegment:
         """Return the key entries (key hashes with positions) of the records that no block covers. Entries that were
         kept from earlier searches are used; only records behind the records of these entries are read.
 
-        The newest records are read first. If the budget does not allow reading all of them, the result lacks the older
-        ones, and the new entries are not kept for later searches.
+        The newest records are read first. If the budget is too small to read all of them, the result lacks the oldest
+        of these records, and the entries that were read now are not kept for later searches.
         """
         view, known = self.view, self.view.recent
         if known is None or not known.start <= self.covered <= known.end:
@@ -288,8 +288,8 @@ class _SearchedSegment:
 
     def _newest_first(self, start: int) -> Iterator[UnitArray]:
         """Yield arrays with the index units of the records from byte offset `start` on. The array with the newest
-        records comes first. The records' bytes are subtracted from the budget. The iteration stops when the budget is
-        used up.
+        records comes first. The records' bytes are subtracted from the budget. When the budget is used up, the
+        iteration ends, even if older records are left.
         """
         last = self.reader.starting_before(self.view.end)
         first = self.reader.starting_before(start)
@@ -310,7 +310,7 @@ class _SearchedSegment:
 
     def has_key(self, position: int, key: str) -> bool | None:
         """Read the record at byte position `position` of the segment, and return whether it has `key`. Return None if
-        the budget does not allow reading the record.
+        the budget is too small to read the record.
         """
         if self._budget.take(tuning.CANDIDATE_BYTES) < tuning.CANDIDATE_BYTES:
             return None

@@ -62,8 +62,8 @@ class KeyQuery(NamedTuple):
 
 class Recent(NamedTuple):
     """The key entries (key hashes with positions) that a search has read from the records in bytes [start, end) of a
-    partition, sorted. When they were read, no block of a key file covered these records. The entries are kept so that
-    later searches need not read the records again.
+    partition, sorted. The search read these records themselves because no block of a key file covered them. The entries
+    are kept so that later searches need not read the records again.
     """
 
     start: int
@@ -75,9 +75,9 @@ class SegmentView(NamedTuple):
     """A snapshot of a segment, which the thread that owns the store makes for a search. The segment is readable up to
     byte offset `end`.
 
-    segment_index: the segment's index, which only the owning thread may use; the search reads the index through
-    `units`. If the segment had no index when the snapshot was made, segment_index is None and `units` is empty. keys:
-    the value of Segment.keys.
+    segment_index: the segment's index object, which only the thread that owns the store may use. The search runs in
+    another thread, so it reads the index units through `units`. If the segment had no index when the snapshot was made,
+    segment_index is None and `units` is empty. keys: the value of Segment.keys.
     """
 
     segment: Segment
@@ -179,8 +179,9 @@ class Searching:
         return SegmentView(segment, end, index, units, segment.keys, self._recent.get(segment))
 
     def take_in(self, found: FoundMatches, logs: Sequence[PartitionLog]) -> None:
-        """Use what a search in these logs has learned besides its matches: keep what makes later searches faster, and
-        let damaged indexes and missing key files be rebuilt.
+        """Process the results of a search in these logs, except its matches: keep what the search has read from key
+        files and records for later searches, and let the indexes that it found damaged and the key files that it found
+        missing be rebuilt.
         """
         for segment, blocks in found.learned:
             if segment.keys is None and not blocks:  # blocks are checked before they are trusted for ever

@@ -78,7 +78,7 @@ class Segment:
     """A segment that belongs to a log of the running broker. Only the thread that owns the store may use this object;
     but other threads may read the paths, `first_offset` and `removed`.
 
-    `index` is None if the index of a closed segment is missing or damaged, until it is rebuilt. All data before the
+    `index` is None while the index of a closed segment is missing or damaged and not yet rebuilt. All data before the
     byte offset `synced` are known to be on the disk. All data before the byte offset `checkpointed` are known to be on
     the disk together with their index units. `keys`: the blocks of the segment's key file, or None until the key file
     is read. `removed`: whether the segment was removed from its log.
@@ -133,8 +133,8 @@ class Segment:
 def segment_files(files: Files, directory: str) -> list[SegmentFile]:
     """Return the `.meta` files of a partition directory, sorted by offset. Other files are ignored.
 
-    A `.meta` file whose name is not an offset is skipped and logged. It causes no error, because one such file must not
-    keep the broker from serving the partitions. Raises OSError.
+    A `.meta` file whose name is not an offset is skipped and logged. Such a file causes no error, so it does not keep
+    the broker from serving the partitions. Raises OSError.
     """
     found = []
     for name in files.list_directory(directory):

@@ -51,7 +51,8 @@ class Segments(Sequence[Segment]):
         """The ranges of damaged bytes that readers and rebuilds of indexes have found so far."""
         self.on_damage: Callable[[int, bool], None] | None = None
         """Called when damage is found. The first argument is the number of damaged bytes that were not known before.
-        The second argument is True if the found range was completely unknown, and False if a part of it was known.
+        The second argument is True if no byte of the found range was known to be damaged before, and False if some of
+        its bytes were.
         """
 
     @overload
@@ -114,15 +115,15 @@ class Segments(Sequence[Segment]):
         return end
 
     def largest_id_below(self, limit: int) -> int:
-        """Return the largest known message id below `limit`, or 0 if there is no positive one. Usually only the largest
-        id of each segment, which is kept in memory, is compared. All units of a segment's index are read only if its
-        largest id is not below `limit`.
+        """Return the largest known message id below `limit`, or 0 if there is no positive one. For each segment, the
+        method first looks at the largest id, which is kept in memory. Only if this id is not below `limit`, the method
+        reads all units of the segment's index.
         """
         return max(_largest_id_below(segment.index, limit) for segment in self._segments)
 
     def unfinished(self) -> list[Segment]:
-        """Return the segments that need a sync job, oldest first, because their last checkpoint does not cover all
-        their data. A segment whose index is being rebuilt is left out if its data are synced.
+        """Return the segments that need a sync job, oldest first: those whose last checkpoint does not cover all data
+        of the segment. A segment whose index is being rebuilt is left out if its data are synced.
         """
         found = [] if self.active.finished else [self.active]
         for segment in self._segments[-2::-1]:
@@ -165,8 +166,8 @@ class Segments(Sequence[Segment]):
         """Return the byte offset where the segment that contains byte `offset` starts. Return visible_end if offset >=
         visible_end, and first_offset if offset < first_offset.
 
-        Used for the `offset` command of metaq 1.x (wire.md §4). With this command, a client that wants to start reading
-        asks for an offset at which a record certainly begins.
+        Used for the `offset` command of metaq 1.x (wire.md §4). A client sends this command before it starts to read,
+        to learn an offset at which a record certainly begins.
         """
         if offset >= self.visible_end:
             return self.visible_end
@@ -252,7 +253,7 @@ class Segments(Sequence[Segment]):
         return removed
 
     def restore_first(self, segments: Sequence[Segment]) -> None:
-        """Put segments back at the beginning of the log: `remove_first` had removed them, but their files could not be
+        """Put back, at the beginning of the log, segments that `remove_first` has removed but whose files could not be
         deleted. The last of these segments must end where the log starts now.
         """
         self._segments = [*segments, *self._segments]

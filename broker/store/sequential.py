@@ -1,11 +1,12 @@
-"""Read a partition from front to back if its data are not in the page cache: let the kernel load the next bytes in
-advance (prefetch), and drop from the page cache the pages that were read.
+"""Read a partition from front to back if its data are not in the page cache. The reader lets the kernel load the next
+bytes in advance (prefetch), and drops from the page cache the pages that it has read.
 
 Without the prefetch, a reader that is far behind the partition's end would wait for the disk at each request. If pages
 were not dropped, the old data that this reader loads would replace newer data in the page cache, which readers at the
 partition's end need. A reader drops only pages that were not cached before it read them. It drops pages only when it
-has read far beyond them, and it never drops pages near the end of the partition. While the machine has unused memory,
-no pages are dropped, unless the reader was made with spare_part=1.0.
+has read far beyond them, and it never drops pages near the end of the partition. No pages are dropped while a larger
+part of the machine's memory than the reader's `spare_part` is unused. So a reader with spare_part=1.0 always drops
+pages.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class _Range(NamedTuple):
 class SequentialReader:
     """Reads one partition for one client from front to back. Its methods run in worker threads, one at a time.
 
-    The methods make few system calls, because each system call disturbs the reactor thread: after the call, the worker
-    thread takes Python's interpreter lock again, and while it has the lock, the reactor thread cannot run.
+    The methods make few system calls, because after each call the worker thread takes Python's interpreter lock again,
+    and while it has the lock, the reactor thread cannot run.
     """
 
     def __init__(self, files: Files, spare_part: float = tuning.SPARE_MEMORY_PART) -> None:
@@ -49,8 +50,8 @@ class SequentialReader:
         self._segment: Segment | None = None
         self._ahead = 0  # where the prefetched part of the segment ends
         self.is_ahead_cached = False
-        """Whether `read`, when it last wanted to prefetch data, found these data already in the page cache, because
-        other clients had read them or because they had just been written.
+        """Whether the data that `read` last wanted to prefetch were in the page cache already, because other clients
+        had read them or because they had just been written.
         """
         self._brought: deque[_Range] = deque()
 
@@ -82,8 +83,9 @@ class SequentialReader:
         return log.look(segment, read)
 
     def _fetch(self, fd: int, segment: Segment, stop: int, needed: int) -> bool:
-        """If the data up to byte offset `needed` were not prefetched before, tell the kernel to load the data up to
-        byte offset `stop`, unless they are cached. Return whether the prefetched range was extended to `stop`.
+        """Do nothing if the data up to byte offset `needed` were prefetched before. Otherwise extend the prefetched
+        range to byte offset `stop`: tell the kernel to load the added data, unless they are in the page cache already.
+        Return whether the prefetched range was extended to `stop`.
 
         The function does not wait until the data are in the page cache.
         """
@@ -118,8 +120,8 @@ class SequentialReader:
             self._files.advise(fd, start, stop - start, os.POSIX_FADV_DONTNEED)
 
     def _leave(self, hot: int) -> None:
-        """Drop from the page cache the pages of the segment that was read last, if this reader has caused their loading
-        and they are before byte offset `hot`. Called when the reader begins to read another segment.
+        """Called when the reader begins to read another segment. From the segment that it has read before, drop those
+        pages from the page cache that are before byte offset `hot` and whose loading this reader has caused.
         """
         segment, self._segment = self._segment, None
         if segment is not None and self._brought:

@@ -297,8 +297,8 @@ class Store:
     @property
     def on_append(self) -> AppendListener | None:
         """A function, or None, that is called after every append to any log, in the order of the appends, on the thread
-        that owns the store (arguments: AppendListener). The listener is called before a callback can be registered that
-        waits until the appended data are safe, and before any reader can see the data.
+        that owns the store (arguments: AppendListener). When the listener is called, no reader can see the appended
+        data yet, and no callback that waits until these data are safe has been registered yet.
 
         Exceptions of the listener are logged. The listener must not append to a log. It must not use the buffers `data`
         after readers can see the records, because from then on the owner of the buffers is allowed to change them
@@ -339,13 +339,13 @@ class Store:
         return taken
 
     def when_all_safe(self, ends: Sequence[tuple[PartitionLog, int]], callback: AllSafeCallback) -> None:
-        """Call `callback` once, as soon as for each log one of two things is true: its data up to the offset given with
-        it are safe on this node, or they can no longer become safe. Call `callback` at once if the data of all logs are
+        """`ends` has pairs of a log and an offset. Call `callback` once, as soon as each log's data up to its offset
+        are either safe on this node or can no longer become safe. Call `callback` at once if the data of all logs are
         safe already.
 
         "Safe" has the same meaning as in `PartitionLog.when_safe`. When the callback is called, it is possible that
-        readers do not see all of the safe data yet. If the journal makes the data safe, one callback is registered in
-        the journal for all logs, and none in the logs.
+        readers do not see all of the safe data yet. One callback for all logs is registered in the journal. Only if the
+        journal does not make the data of a log safe, a callback is also registered in this log.
         """
         if all(log.durability.safe_end >= end for log, end in ends):
             callback([None] * len(ends))
@@ -369,7 +369,7 @@ class Store:
         """Create each of these new data directories if needed, and lock it. Return a dict from each path to its lock (a
         file descriptor). Called in a worker thread.
 
-        Raises ConfigError, DirectoryInUse; after an error none of them is locked.
+        Raises ConfigError, DirectoryInUse; after an error none of the directories is locked.
         """
         locks: dict[str, int] = {}
         try:
@@ -440,8 +440,8 @@ class Store:
         return *self._internal_logs.values(), *self._logs.values()
 
     def first_failure(self) -> LogReadOnly | None:
-        """Return the error of a log that accepts no appends before a restart of the broker, because a write or sync has
-        failed. Return None if there is no such log. Takes O(partitions).
+        """If a log accepts no appends before a restart of the broker, because a write or sync has failed, return this
+        log's error. Return None if there is no such log. Takes O(partitions).
         """
         failed = next((log for log in self.all_logs() if log.read_only is not None), None)
         return None if failed is None else LogReadOnly(failed.directory, str(failed.read_only))
@@ -553,9 +553,8 @@ class Store:
         The removed data are kept in files `<segment>.damaged-…` beside the segment, and their names are logged. After
         the cut, the log ends at `end`, and `visible_end` is lowered if it was behind `end`. If the broker crashes
         during a cut, its next start finds the log as it was either before or after the cut. Nothing may be appended to
-        these logs before `done` is called. A cut is made only after a sync of all partitions that have data in the
-        journal, so `tick` must be called several times until it is done. `done` is called at once if nothing is to be
-        cut.
+        these logs before `done` is called. Before the cut, all partitions that have data in the journal are synced, so
+        `tick` must be called several times until the cut is made. `done` is called at once if nothing is to be cut.
 
         done(kept, error). kept: for each log that was cut, the paths of the files that contain its removed data. error:
         why the other logs were not cut. It is None if all logs were cut. The error is a StoreError if no record of a
@@ -570,7 +569,7 @@ class Store:
 
     def begin_anew(self, first_offsets: Mapping[PartitionLog, int], done: CutsDone) -> None:
         """Remove all data of these logs, so that each log is empty and begins at its byte offset in `first_offsets`.
-        The data are kept in the same way as in `cut`, and `done` gets the same arguments as there.
+        The removed data are kept in files, and `done` gets two arguments, both as `cut` describes.
 
         Raises StoreError if a new first offset is within the log's present data or at their end.
         """
@@ -641,9 +640,9 @@ class Store:
         its leader has removed these segments. Their files are deleted or archived in the background, as this broker's
         own policy for the topic says; without a policy they are deleted.
 
-        Three segments are not removed: the last segment, a segment that readers do not see completely, and a segment
-        that is not on the disk together with its index. Segments behind one of these are not removed either. While
-        files of the log are being removed, the method does nothing and must be called again later.
+        These segments stay: the last segment, a segment that readers do not see completely, and a segment that is not
+        on the disk together with its index. All segments behind such a segment stay, too. While files of the log are
+        being removed, the method does nothing and must be called again later.
         """
         return self._retention.drop_before(log, first_offset)
 
@@ -665,8 +664,8 @@ def _not_made(path: str, error: OSError) -> StoreError:
 
 def _ask(ends: Sequence[tuple[PartitionLog, int]], callback: AllSafeCallback) -> None:
     """Call `callback` when each log's data up to its end offset are safe or can no longer become safe. This function is
-    called when the journal has no pending write of these data. So if data are not safe by now, either they have failed,
-    or they wait for a sync of the partition's own files; their log reports the end of this sync.
+    called when the journal has no pending write of these data. So if a log's data are not safe by now, either their
+    sync has failed, or they wait for a sync of the log's own files. The log itself reports the result (`when_safe`).
     """
     errors: list[MetaqError | None] = [None] * len(ends)
     left = {number for number, (log, end) in enumerate(ends) if log.durability.safe_end < end}

@@ -91,8 +91,9 @@ class SyncJob:
         self._units_settled = not kind & INDEX
 
     def pin(self) -> None:
-        """Keep the file descriptors that `run` needs open until `release` is called. A job for `run_together` needs no
-        descriptors, because whole file systems are synced. Called on the thread that owns the store.
+        """Keep the file descriptors that `run` needs open until `release` is called. A job that `run_together` will run
+        needs no `pin`, because `run_together` syncs whole file systems instead of single files. Called on the thread
+        that owns the store.
         """
         try:
             for part in self._parts:
@@ -114,8 +115,8 @@ class SyncJob:
                 self.leave()
 
     def step(self, action: Callable[[], None]) -> None:
-        """Run one action of the job in a worker thread. If the action raises OSError, store the error in this job,
-        which then skips its later actions; other jobs that run together with this job continue.
+        """Run one action of the job in a worker thread. If the action raises OSError, store the error in this job;
+        later calls of `step` then do nothing. Other jobs that run together with this job continue.
         """
         if self.error is None:
             try:
@@ -135,7 +136,7 @@ class SyncJob:
                 part.segment.data.unpin()
 
     def writes_index(self, segment: Segment) -> bool:
-        """Whether this job writes index units or the header of this segment's index file while it runs."""
+        """Whether this job, while it runs, writes index units or the header to this segment's index file."""
         return any(part.segment is segment and part.index is not None for part in self._parts)
 
     def settle_units(self) -> bool:
@@ -212,8 +213,8 @@ class SyncJob:
         self._units_written = True
 
     def _sync(self) -> None:
-        """Sync the data files, the directories with new files, and the index units, each file by itself, and then write
-        the headers of the index files.
+        """Sync the data files, the directories with new files, and the index units, one file after the other (not whole
+        file systems). Then write the headers of the index files.
         """
         if self.kind & DATA:
             for part in self._parts:

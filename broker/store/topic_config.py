@@ -43,7 +43,7 @@ class FlushPolicy:
 
     @property
     def seconds(self) -> float:
-        """How many seconds data may wait for a sync."""
+        """The longest time, in seconds, that appended data wait until their sync begins."""
         return self.interval_ms / 1000
 
 

@@ -23,8 +23,8 @@ descriptor open and a worker thread busy.
 """
 
 GROUPED_FROM = 64
-"""If more partitions than this wait for a sync, the broker syncs the whole file system once for all of them instead of
-syncing their files. Such a sync also writes other programs' data to the disk.
+"""If more partitions than this wait for a sync, the broker syncs the whole file system once for many of them
+(MAX_GROUP) instead of syncing the files of each. Such a sync also writes other programs' data to the disk.
 """
 
 MAX_GROUP = 128
@@ -58,16 +58,17 @@ MAX_UNITS = 3 << 20
 """The maximum number of index units (96 MiB) that all partitions with unsynced data together keep in memory only."""
 
 LEAST_UNITS = 256
-"""If MAX_UNITS is exceeded, a partition with unsynced data may still keep this many index units in memory. To write so
-few units to the index file would cost more than the memory that they take.
+"""MAX_UNITS is divided evenly among the partitions with unsynced data. However many they are, each of them may keep at
+least this many index units in memory only. To write so few units to the index file would cost more than the memory that
+they take.
 """
 
 # --- the journal: `sync-256`, `partitions-1024-sync` -----------------------------------------------------------------
 
 DIRECT_PARTITIONS = 2
-"""If at most this many partitions receive puts, the broker syncs these partitions' own files instead of writing the
-puts to the journal. But if this sync would have to wait for a running checkpoint, the broker writes the puts to the
-journal.
+"""If the appends that share one sync go to at most this many partitions, the broker syncs these partitions' own files
+instead of writing the appends to the journal. But if this sync would have to wait for a running checkpoint, the broker
+writes the appends to the journal.
 """
 
 JOURNAL_GROUP_BYTES = 16 << 20
@@ -101,9 +102,9 @@ segment, they are written again at the end of the log, so that the oldest segmen
 
 SEQUENCES_DIRECT_BYTES = 1 << 20
 """A put with a producer's sequence number also needs an entry for the number in an internal log. If puts to one or two
-partitions have at most this many bytes, the broker writes both the puts and the entries to the journal, so that one
-sync makes both safe. Data in the journal are written a second time, to the partition's file, which would cost too much
-for larger puts. Benchmarks: `sync-256`, `latency-sync`.
+partitions share one sync and have, with their entries, at most this many bytes, the broker writes both the puts and the
+entries to the journal, so that one sync makes both safe. Data in the journal are written a second time, to the
+partition's file, which would cost too much for larger puts. Benchmarks: `sync-256`, `latency-sync`.
 """
 
 # --- batches: `batch`, `batch-128`, `batch-10240` ---------------------------------------------------------------------
@@ -142,8 +143,8 @@ determine how many more units are read next.
 """
 
 MAX_BOUNDARIES = 256
-"""The maximum number of record boundaries (the offset where a read ended) that an index remembers. A reader that
-continues at a remembered boundary needs no search in the index.
+"""An index remembers the offsets where reads have ended (record boundaries); this is the maximum number of these
+offsets. A reader that continues at a remembered boundary needs no search in the index.
 """
 
 UNITS_PER_READ = 1 << 16
@@ -156,7 +157,7 @@ because searches often read neighbouring bytes next.
 
 EXAMINED_UNITS = 1 << 12
 """The search for damaged records examines this many consecutive records in one step. Each step reports its own damaged
-ranges, so a longer damage is reported as several ranges.
+ranges, so damage that several steps find is reported as several ranges.
 """
 
 WALKED_BYTES = 4 << 20
@@ -172,16 +173,16 @@ before it. This value is the maximum number of remembered positions.
 
 MISSES_PER_STEP = 8
 """A write to a file that is not open must open the file, but the number of open files is limited. When the limit is
-reached, at most one of this many such writes closes another open file and keeps its own file open. Each of the other
-writes closes its own file after the write. So most open files stay open even if the broker writes, one after the other,
-to many more files than the limit allows. Benchmark: `partitions-10240`.
+reached, at most one of this many such writes keeps its file open, after another open file was closed for it. Each of
+the other writes closes its own file after the write. So most open files stay open even if the broker writes, one after
+the other, to many more files than the limit allows. Benchmark: `partitions-10240`.
 """
 
 # --- cold readers: `python -m bench.backlog` --------------------------------------------------------------------------
 
 MAX_WINDOW_BYTES = 4 << 20
-"""The maximum number of bytes after a reader's position that the kernel is asked to prefetch, and also the number of
-bytes before the position that stay in the page cache for other readers.
+"""The kernel is asked to prefetch at most this many bytes after a reader's position. Just as many bytes before the
+position stay in the page cache for other readers.
 """
 
 HOT_TAIL_BYTES = 64 << 20
@@ -236,9 +237,9 @@ this value.
 # --- key files: no scenario sends keys; docs/decisions/008-search-by-id-and-key.md has what was weighed ---------------
 
 KEY_BLOCK_BYTES = 64 << 20
-"""How many bytes of data one block of a key file covers. Searches for messages by key use the key files. The last data
-of a growing segment get a block only when there are this many bytes of them. Until then, a search by key reads these
-data themselves.
+"""How many bytes of data one block of a key file covers. Searches for messages by key use the key files. The data at
+the end of a growing segment get a block only when there are this many bytes of them. Until then, a search by key reads
+these data instead of a key file.
 """
 
 KEY_BLOCK_RECORDS = 1 << 19
@@ -288,6 +289,6 @@ record's attribute, which contains the keys, is longer.
 
 MAX_DISCARDING = 2
 """Old files of at most this many logs are deleted or compressed at the same time; if more logs wait, their topics take
-turns. Syncs need the same worker threads, and without the limit they would have to wait until files are deleted or
-compressed.
+turns. Without the limit, deletions and compressions could use all worker threads, and the syncs, which need the same
+threads, would have to wait.
 """

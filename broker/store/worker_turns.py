@@ -13,8 +13,8 @@ __all__ = ["RunInThread", "Turns", "call_safely"]
 _log = logging.getLogger(__name__)
 
 RunInThread = Callable[[Callable[[], Any], Callable[[Any], None]], None]
-"""The type of run_in_thread(fn, done), which runs fn in a worker thread. After fn has ended, it calls done(result or
-exception) on the thread that called run_in_thread.
+"""The type of run_in_thread(fn, done), which runs fn in a worker thread. When fn has ended, run_in_thread passes fn's
+result or exception to `done`, on the thread that called run_in_thread.
 """
 
 

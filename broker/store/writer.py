@@ -27,10 +27,10 @@ class Writer:
     """Writes the records and segments of one partition. Only the thread that owns the store may use this object. A
     Writer does not know which data are synced or which data readers may see; other classes do.
 
-    Invariants: the index units of a segment describe its records without gaps up to the segment's end, except for
-    damaged bytes that were copied. The store times of a segment's records never decrease, even if the clock is set
-    back. If only an upper bound of a store time is known, the bound is stored with a minus sign; for the order of the
-    times, its absolute value counts.
+    Invariants: every byte of a segment belongs to a record that has an index unit, except damaged bytes that were
+    copied. The store times of a segment's records never decrease, even if the clock is set back. If only an upper bound
+    of a store time is known, the bound is stored with a minus sign; for the order of the times, its absolute value
+    counts.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class Writer:
         self._copied = self._dropped = -1  # where the running copy ends, and what the page cache need not keep
 
     def append_damaged(self, data: Sequence[Buffer]) -> None:
-        """Write damaged bytes behind the last record, for example those of a copied partition. They get no index units.
-        Raises the errors that `append` raises.
+        """Write damaged bytes behind the last record, for example when a partition with damaged bytes is copied. The
+        bytes get no index units. Raises the errors that `append` raises.
         """
         segments = self._segments
         active = segments.active
@@ -136,11 +136,10 @@ class Writer:
 
     def _write_back(self, segment: Segment, end: int) -> None:
         """Tell the kernel to begin to write appended data to the disk. A worker thread makes this system call, because
-        the call may have to wait for the device. During a large copy, the pages that were written earlier are dropped
-        from the page cache, because they should be on the disk by now. The next pages of the copy can use the same
-        memory, so the copy does not push other data out of the page cache. Because the copy uses the same memory again,
-        it also needs no memory that has been unused for a long time; in a virtual machine, such memory is expensive to
-        get.
+        the call may have to wait for the device. During a large copy, the pages of the copy that were written earlier
+        are dropped from the page cache, because they should be on the disk by now. The next pages of the copy can use
+        the same memory. So the copy does not push other data out of the page cache, and needs no memory that has been
+        unused for a long time, which is expensive to get in a virtual machine.
         """
         if not self._writing_back:
             self._writing_back = True

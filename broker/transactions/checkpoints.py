@@ -3,8 +3,9 @@ reads the position from `metaq.json`; a Java broker reads it from `checkpoint.<n
 
 The Java broker 1.4.6.2 by mistake writes the position of the newest open transaction instead of the oldest one. So a
 replay of this broker never uses the checkpoint files. The file `metaq.json` contains this broker's position and the
-operators' decisions (heuristics). If a Java broker uses the directory for some time, it only appends records after this
-position, so the position in `metaq.json` stays correct. The file contains a checksum over all its other fields.
+operators' decisions (heuristics). While a Java broker uses the directory, it only appends records after this position.
+So the position in `metaq.json` is still correct when this broker uses the directory again. The file contains a checksum
+over all its other fields.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ HEURISTICS = ("commit", "rollback", "complete")
 _CHECKSUM = "checksum"
 _STATE_FIELDS = {"replay_from", "heuristics", _CHECKSUM}
 _NOT_SAID = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, RemoteProtocolError)
-"""The exceptions that reading metaq.json can raise if the text is not JSON, or is JSON with an unexpected content."""
+"""The exceptions that can be raised while metaq.json is read, if its text is not JSON or is JSON with unexpected
+content.
+"""
 
 
 _DECISION = re.compile(r'"(XID:[^"]*)": ?"(commit|rollback|complete)"')

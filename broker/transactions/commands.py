@@ -39,7 +39,7 @@ __all__ = [
 
 
 class OperationType(IntEnum):
-    """The event that a TX_OP record records."""
+    """What has happened to a transaction (for example its preparation or its commit), as a TX_OP record states it."""
 
     XA_PREPARE = 1
     XA_COMMIT = 2

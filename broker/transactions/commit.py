@@ -10,8 +10,8 @@ answer the client.
    commit, when the messages are synced.
 
 If the broker crashes between steps 1 and 3, the next start (recovery.py) appends all missing messages, or none if the
-commit record was not written. Metaq 1.x appends the messages before it writes the record, so after a crash there may be
-messages of a transaction that nobody has committed.
+commit record was not written. Metaq 1.x appends the messages before it writes the record, so after a crash, partitions
+may contain messages of a transaction that was never committed.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ __all__ = ["Committer", "EncodedBlock"]
 _MAX_MISSES = 256
 
 Settled = Callable[[str | None, MetaqError | None], None]
-"""The type of the callback settled(failure of the writer, first failure of a partition). When consumers can see all
-messages of the transaction, the callback is called with None for both arguments.
+"""The type of the callback settled(failure, error). failure: why the writer of the transaction log has failed or was
+abandoned. error: the error of the first partition that could not store its messages. Both are None if consumers can see
+all messages of the transaction.
 """
 
 
@@ -99,8 +100,9 @@ class EncodedBlock(Write):
         return Location(self.store, self.base, self.size, self.checksum)
 
     def move(self, base: int, now_ms: int) -> None:
-        """Rewrite the index units for another `base` and the current time. The time must be changed, too: if the old
-        time were before the store time of the log's last record, the log would store a later time than the units have.
+        """Rewrite the index units for another `base` and the current time. The store time must be changed, too. If it
+        stayed and were earlier than the store time of the log's last record, the log would store the later time, and
+        the units in memory would differ from the stored ones.
         """
         units = np.frombuffer(self.units, UNIT_DTYPE)
         if not units.flags.writeable:
@@ -156,8 +158,8 @@ class _Commit:
             settled(failure, error)
 
     def arrived(self, parts: Sequence[EncodedBlock]) -> None:
-        """Subtract one from `missing`, because these parts are safe or have failed. An empty list means that the
-        completed step is the append of all parts.
+        """Subtract one from `missing`, because one of the steps is completed: these parts are safe or have failed, or,
+        if the list is empty, all parts were appended.
         """
         self.error = self.error or _failure(parts)
         self.missing -= 1
@@ -169,8 +171,9 @@ class Committer:
     """Runs the commits of one broker. Its methods run on the reactor thread.
 
     A transaction may have messages for thousands of partitions, so its record is made and its messages are appended in
-    slices, with other work between the slices. The slices of a later commit begin only after all slices of an earlier
-    commit.
+    slices, with other work between the slices. The commits are processed in order: the record of a commit is made only
+    after the record of the commit before it, and its messages are appended only after the messages of the commit before
+    it.
     """
 
     def __init__(
@@ -288,8 +291,8 @@ class Committer:
 
     def _keep_promise(self, part: EncodedBlock) -> None:
         """Subtract the size of a part (the messages for one partition) from the number of bytes that commits will still
-        append to this partition. Called when the part is about to be appended, or when it is certain that it never will
-        be.
+        append to this partition. Called just before the part is appended, or when it is certain that the part will
+        never be appended.
         """
         self._promised[part.log] -= part.size
         if not self._promised[part.log]:

@@ -1,13 +1,14 @@
 """Process the records of the transaction log in order, and determine which messages are complete and undamaged
 according to these records.
 
-A commit record that metaq wrote proves this for all messages of its transaction at once, because it has their number
-and a checksum of their records (redo.py). The commit record of a Java broker proves it separately for the messages of
-each partition, because it has the size and checksum of their bytes in that partition. A preparation record that metaq
-wrote also has the number and the checksum, so it proves the same as a commit record of metaq. A preparation record of a
-Java broker proves nothing. If a Java broker has written the preparation record, the transaction counts as damaged only
-if a fault is visible. There are three such faults: a body does not match its producer's checksum; a message id is
-impossible; or damaged bytes before the record may have been one of the transaction's messages.
+A commit record that metaq wrote has the number of the transaction's messages and a checksum of their records (redo.py),
+so it can prove that all messages of the transaction are complete and undamaged. The commit record of a Java broker has,
+for each partition, the size and checksum of the messages' bytes, so it can prove the same only for the messages of one
+partition at a time. A preparation record that metaq wrote also has the number and the checksum, so it proves the same
+as a commit record of metaq. A preparation record of a Java broker proves nothing. If a Java broker has written the
+preparation record, the transaction counts as damaged only if a fault is visible. There are three such faults: a body
+does not match its producer's checksum; a message id is impossible; or damaged bytes before the record may have been one
+of the transaction's messages.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Logged:
     start: int
     """Position where the transaction's first record begins."""
     end: int
-    """Position where the last record of the transaction that was read so far ends."""
+    """Position directly after the transaction's last record, of the records that were read so far."""
     puts: list[StoredPut] = field(default_factory=list)
     damage: str | None = None
     """The reason why a prepared transaction cannot be committed. It is None if the transaction can be committed."""
@@ -139,7 +140,7 @@ class Following:
 
     def damaged(self, damage: RedoDamage) -> None:
         """Process a range of damaged bytes, which may have been records. A torn tail (an incomplete record at the end
-        of the file) cannot have ended a transaction, because it was never completely written.
+        of the file) cannot have ended a transaction, because this record was never completely written.
         """
         if damage.torn:
             return

@@ -1,5 +1,5 @@
 """The whole transaction log: the writer of the redo files, the checkpoint files and the saved decisions of operators.
-This module also determines when their data are written to the disk.
+This module also determines when the data of all these files are written to the disk.
 """
 
 from __future__ import annotations
@@ -237,8 +237,8 @@ class TransactionLog:
         return self._writer.lacks_room
 
     def append_put(self, transaction: OpenTransaction, put: StoredPut) -> None:
-        """Queue the record of a message for writing. At the first message of a transaction, the file for all of its
-        records is chosen.
+        """Queue the record of a message for writing. With the first message of a transaction, this method also chooses
+        the redo file for all records of the transaction.
         """
         if transaction.file is None:
             transaction.file = self._writer.file_for(transaction)
@@ -280,7 +280,9 @@ class TransactionLog:
         return self._committer.is_recording(key)
 
     def settle(self, transaction: OpenTransaction) -> None:
-        """Mark the records of this transaction as no longer needed by a replay, so their redo file can be deleted."""
+        """Record that a replay no longer needs the records of this transaction. Their redo file can be deleted when a
+        replay needs no other records in it.
+        """
         assert transaction.file is not None
         self._writer.settle(transaction.file, transaction)
 
@@ -325,9 +327,9 @@ class TransactionLog:
             self._save_state(position)
 
     def _checkpoint(self) -> None:
-        """Save the position where this broker may begin a replay. Also write a checkpoint file for Java brokers if a
-        replay still needs the records of some transaction, or if a Java broker would begin at a wrong position because
-        of an older checkpoint file.
+        """Save the position where this broker may begin a replay. Also write a checkpoint file with this position for
+        Java brokers, unless the newest checkpoint file has the position already. If there is no checkpoint file yet,
+        write one only if a replay still needs the records of some transaction.
         """
         position = self._writer.replay_from
         if position != self._saved:

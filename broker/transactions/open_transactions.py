@@ -36,8 +36,8 @@ _TIMED_OUT_REMEMBERED = 1_000
 
 _JOINED_BUFFERS = 1024
 _JOINED_BYTES = 1 << 20
-"""Small buffers are joined into one buffer if together they have at most this many bytes. For more bytes, copying them
-costs more than it saves.
+"""Each time a block has _JOINED_BUFFERS new buffers, they are joined into one buffer if they have at most this many
+bytes in all. For more bytes, copying them costs more than it saves.
 """
 
 
@@ -352,8 +352,8 @@ class Registry:
                 yield transaction
 
     def active_in_slices(self, most: int) -> Generator[None, None, list[OpenTransaction]]:
-        """Return the unprepared transactions with the most bytes, at most `most` transactions. The method is a
-        generator that yields every few milliseconds, so that other work can run.
+        """Return those unprepared transactions whose messages take the most memory, at most `most` transactions. The
+        method is a generator that yields every few milliseconds, so that other work can run.
         """
         found: list[OpenTransaction] = []
         left = list(self._open.values())

@@ -3,9 +3,9 @@ reactor thread.
 
 A commit is remembered by the transaction's key and the id of the transaction's first message. Only the newest commits
 are remembered. Message ids increase with time. So if a client asks for a transaction that is not remembered, the id of
-its first message is compared with the highest id that a forgotten commit's first message had. If the client's id is
-higher, a commit of this transaction would not have been forgotten; so the transaction was not committed. If the id is
-not higher, the outcome is unknown.
+its first message is compared with the ids of the first messages of all forgotten commits. If it is higher than all of
+them, the transaction was not committed, because its commit would still be remembered. If the id is not higher, the
+outcome is unknown.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Outcomes:
         return a Deferred that fires with True when it is committed, or fails with the error that `decided` gets.
 
         Raises TransactionRefused if the outcome is no longer known, or if the last commit with this key has another
-        first message.
+        first message than `first_id`.
         """
         if (waiting := self._deciding.get((key, first_id))) is not None:
             asked: Deferred[bool] = Deferred()

@@ -70,7 +70,8 @@ class Placed:
     def look(self, after: int | None) -> None:
         """Search the partition for the block's records and add them to `places`. after: a byte offset; no record of the
         block is before it. The search begins at this offset only if the message ids are those of a Java broker; for
-        other ids, it begins at the partition's first message and skips segments by their highest message ids.
+        other ids, it begins at the partition's first message, and skips segments in which all message ids are lower
+        than the block's ids.
         """
         for run in _runs(self._matches(after), self._bounds):
             self._take(run)
@@ -105,8 +106,8 @@ class Placed:
     def location(self) -> Location:
         """Return the location of the block for its commit record. As in 1.x, it is one range of bytes. If the block's
         records are not adjacent, the range also includes the other records between them. If the records are in several
-        segments, which 1.x cannot express, the location has the offset of the first record but the size of the block
-        alone.
+        segments, which 1.x cannot express, the location has the offset of the first record, but the size and checksum
+        of the block's records alone.
         """
         whole = self.encoded.location
         start = self.places[0]
@@ -244,8 +245,8 @@ def is_at(log: PartitionLog, location: Location) -> bool:
 
 
 def _checksum(log: PartitionLog, offset: int, size: int) -> int:
-    """Return the checksum of `size` bytes of one segment. The bytes are read piece by piece, because `size` may be most
-    of the segment, if one message of a block was appended much later than the other messages.
+    """Return the checksum of `size` bytes of one segment. If one message of a block was appended much later than the
+    others, the range from the first to the last may be most of the segment. So the bytes are read piece by piece.
     """
     starts = range(offset, offset + size, _CHECKED_BYTES)
     return block_checksum(
@@ -264,8 +265,8 @@ def find_block(block: Block, location: Location, now_ms: int) -> Location | None
     """Find the place of a block in its partition. Used if only some of the block's messages can be read in the
     transaction log. Return None if the partition does not have the whole block.
 
-    location: the location in the commit record; its size and checksum are those of the whole block. So they also show
-    whether the partition has the messages that cannot be read in the transaction log.
+    location: the location in the commit record; its size and checksum are those of the whole block. So if a range of
+    the partition has this size and checksum, it also contains the messages that cannot be read in the transaction log.
     """
     lost = location.size - block.size
     if lost < 0:

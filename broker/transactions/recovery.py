@@ -69,8 +69,9 @@ class Replayed:
     files: list[RedoFile] = field(default_factory=list)
     transactions: dict[str, OpenTransaction] = field(default_factory=dict)
     committed: dict[OpenTransaction, list[tuple[PartitionLog, int]]] = field(default_factory=dict)
-    """The committed transactions whose messages may not be on the disk yet. Each has a list of the partitions that
-    contain its messages; with each partition comes the byte offset where these messages end.
+    """The committed transactions whose messages may not be on the disk yet. For each transaction there is a list of
+    pairs: the log of a partition that contains messages of the transaction, and the byte offset where these messages
+    end.
     """
     local_commits: dict[str, int] = field(default_factory=dict)
     """The commits of local transactions that the replay has read, in the order of the log: key -> id of the
@@ -293,8 +294,8 @@ class _Replay:
     def _whole_attachment(
         self, old: _OldFile, ended: Ended, right: tuple[Location, ...], placed: list[Location]
     ) -> tuple[Location, ...]:
-        """Return the locations from which a new attachment is made if the attachment of a commit record is damaged. Log
-        the damage.
+        """Called if the attachment of a commit record is damaged. Log the damage, and return the locations for a new
+        attachment.
         """
         entry, path = ended.entry, old.file.path
         if right == entry.locations and len(placed) == len(right):
@@ -420,9 +421,9 @@ class _Replay:
     # --- transactions without an end ----------------------------------------------------------------------------------
 
     def _judge_open(self) -> None:
-        """After all records are read, process the transactions that have no commit or rollback record. Load the
-        messages of the prepared transactions, and decide what happens to prepared transactions that cannot be
-        committed.
+        """Called after all records are read, for the transactions of which no commit or rollback record was read.
+        Complete the commits whose records were damaged. Load the messages of the prepared transactions, and decide what
+        happens to those that cannot be committed.
         """
         for logged in self._following.open.values():
             old = self._old[logged.file]

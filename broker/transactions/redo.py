@@ -79,8 +79,8 @@ MIN_FILLER_BYTES = LENGTH.size + len(
 
 
 class Seal(NamedTuple):
-    """The fields of a record's seal. `messages` and `content` exist only in the records of operations. `attachment`
-    (the checksum of the attachment) exists only in the records of commits.
+    """The fields of a record's seal. `messages` and `content` exist only in the records of operations (preparations,
+    commits and rollbacks). `attachment` (the checksum of the attachment) exists only in the records of commits.
     """
 
     messages: int = 0
@@ -136,7 +136,7 @@ class RedoEntry(NamedTuple):
     def patch(self, locations: Sequence[Location]) -> tuple[int, bytes]:
         """Compute the write that replaces the locations in this commit record by `locations`. Return the position in
         the file and the bytes to write at this position. The new locations must have the same store names
-        (`<topic>-<partition>`), in the same order.
+        (`<topic>-<partition>`) as the old ones, in the same order.
         """
         return attachment_patch(self.end, encode_locations(locations), sealed=self.seal is not None)
 
@@ -151,7 +151,7 @@ def _record_crc(command: Buffer, offset: int) -> int:
 def add_content(content: int, crc: int) -> int:
     """Return the new value of `content` (the checksum over a transaction's messages) after one more message. crc: the
     crc of the message's record.
-    content: the value before this message. It is 0 if it is the first message.
+    content: the value before this message; 0 before the first message.
     """
     return crc32(_CRC.pack(crc), content)
 

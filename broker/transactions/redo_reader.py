@@ -3,10 +3,11 @@ reader; its reads block the thread.
 
 A damaged range begins at a record that cannot be read, or whose checksum is wrong, and reaches to the next good record.
 Usually the next good record begins where the bad record ends according to its length field. If no good record begins at
-this position, the reader searches for one. If the search finds a record with a seal, the record is good, because the
-seal covers the record's position. A record of a Java broker has no seal. So it counts as good only if all following
-records are good, too, up to the next record with a seal or the end of the file. Otherwise, bytes in a message's body
-that look like records could be taken for records.
+this position, the reader searches for one. If the search finds a record with a correct seal, the record is good: the
+seal covers the record's position in the file, so a copy of a record in a message's body would have a wrong seal. A
+record of a Java broker has no seal. So it counts as good only if all following records are good, too, up to the next
+record with a seal or the end of the file. Without this rule, bytes in a message's body that look like records could be
+taken for records.
 
 An incomplete record at the end of the file is called a torn tail: the broker or the machine died during the write.
 Zeros up to the end of the file are a torn tail, too. If the length field of an incomplete last record contradicts its
@@ -31,8 +32,8 @@ __all__ = ["RedoDamage", "RedoReader"]
 
 _CHUNK_BYTES = 1 << 20
 _SEARCH_READ_BYTES = 1 << 30
-"""The searches for good records in one file give up after they have read this many bytes in order to check possible
-records. The rest of the file then counts as damaged.
+"""The searches for good records must check bytes that may be a record. When all searches in one file together have read
+this many bytes for such checks, they give up, and the rest of the file counts as damaged.
 """
 _COMMAND = re.compile(rb"\x08[\x01\x02]\x12")
 _MOST_BEHIND_CONTENT = 2 + 14 + 5
@@ -60,8 +61,8 @@ class RedoReader:
     """Reads the records of one file from the position `start` on. Raises OSError.
 
     Iterate over the reader to get the records, or over `parts` to get the records and the damaged ranges in their order
-    in the file. Only one iteration is possible. After it, `end` is the position where the last good record ends, and
-    `size` is the size of the file.
+    in the file. Only one iteration is possible. After the iteration, `end` is the position where the last good record
+    ends, and `size` is the size of the file.
     """
 
     def __init__(self, files: Files, path: str, start: int = 0) -> None:
@@ -195,7 +196,9 @@ class RedoReader:
         return 0 if end is None or end > self.size else end - start
 
     def _may_be_torn(self, start: int) -> bool:
-        """Return whether the length field of the incomplete last record agrees with the content of the record."""
+        """Return whether the incomplete last record of the file, at `start`, may be a torn tail: whether its length
+        field agrees with its content.
+        """
         head = read_exactly(self._files, self._fd, LENGTH.size + 8, start)
         if len(head) <= LENGTH.size + 3:
             return True

@@ -79,9 +79,9 @@ def log_failed(key: str, failure: str) -> TransactionRefused:
 
 
 def bare(error: XaRefused) -> TransactionRefused:
-    """Return an error for a put with the same reason as this XA error. The text of an XaRefused begins with an XA code,
-    which only the coordinator of XA transactions understands. So the text of the returned error has only the reason,
-    without the code.
+    """Return the error that refuses a put for the reason of this XA error. The text of an XaRefused begins with an XA
+    code, which only the coordinator of XA transactions understands. So the text of the returned error has only the
+    reason, without the code.
     """
     refused = TransactionRefused(error.reason)
     refused.xa_code = error.xa_code

@@ -108,8 +108,8 @@ class Transactions:
         this node of a broker set may not be allowed to lead.
         """
         self.ending: MetaqError | None = None
-        """The error that refuses the begin of a new transaction now, while clients may still finish their open
-        transactions. It is None if new transactions may begin.
+        """If this is an error, a client that begins a new transaction gets this error, but clients may still finish
+        their open transactions. It is None if new transactions may begin.
         """
         self._new_registry = partial(Registry, config, reactor, account, self._expired)
         self._open = self._new_registry()
@@ -135,8 +135,8 @@ class Transactions:
         """Replay the transaction log: repair the partitions, roll back unprepared transactions, and keep prepared ones.
         Blocks.
 
-        copies: the other nodes of the broker set, or None if the broker is no broker set. Raises StoreError,
-        ConfigError, DirectoryInUse.
+        copies: the other nodes of the broker set, or None if there are no other nodes. Raises StoreError, ConfigError,
+        DirectoryInUse.
         """
         self._unfinished.clear()
         recovered = self._log.open(self._partitions, copies)
@@ -270,8 +270,8 @@ class Transactions:
         return first_id
 
     def prepare(self, connection: object, key: str | None) -> XaVote | Deferred[XaVote]:
-        """Prepare a transaction. Return OK, through a Deferred that fires as soon as the transaction is stored so that
-        it survives a crash of the broker. If the transaction has no messages, forget it and return READ_ONLY.
+        """Prepare a transaction. Return a Deferred that fires with OK as soon as the prepared transaction is stored so
+        that it survives a crash of the broker. If the transaction has no messages, forget it and return READ_ONLY.
         """
         transaction = self._find(connection, key)
         if not transaction.is_xa:
@@ -339,8 +339,8 @@ class Transactions:
         arrives later has no effect. first_id: the id of the transaction's first message.
 
         Raises NotLeader in a broker set if another leader may have been elected. Raises TransactionRefused, possibly
-        through the Deferred, if the outcome is unknown, or if the transaction with this key begins with another
-        message. In these cases nothing is rolled back.
+        through the Deferred, if the outcome is unknown, or if the transaction with this key has another first message
+        than `first_id`. In these cases nothing is rolled back.
         """
         self._check_served()
         if is_xa(key):
@@ -370,8 +370,8 @@ class Transactions:
                     yield
 
     def holding(self, log: PartitionLog) -> list[str]:
-        """Return a list of everything that may still append messages to this partition, although it accepts no new
-        messages. The list contains the keys of open transactions, and the text `a commit` if a commit still has
+        """Called for a partition that accepts no new messages: return a list of everything that may still append
+        messages to it. The list contains the keys of open transactions, and the text `a commit` if a commit still has
         messages to append to this partition. If the transaction log is not open yet, the list contains only a text that
         says so.
         """

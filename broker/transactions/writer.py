@@ -37,11 +37,11 @@ __all__ = ["MAX_REDO_BYTES", "RedoFile", "RedoWriter"]
 _log = logging.getLogger(__name__)
 
 MAX_REDO_BYTES = 64 << 20
-"""If the newest file has more bytes than this, the next transaction that begins goes to a new file (as in 1.x)."""
+"""If the newest file has more bytes than this, the records of the next new transaction go to a new file (as in 1.x)."""
 
 _MAX_QUEUED_BYTES = 1 << 20
-"""Records of puts (messages added to a transaction) stay in memory until the next prepare or commit writes them to the
-disk, or until more than this many bytes are queued.
+"""Records of puts (messages added to a transaction) stay in memory until the next prepare, commit or regular `flush`
+(once a second) writes them to the disk, or until more than this many bytes are queued.
 """
 
 OnWritten = Callable[[str | None], None]
@@ -142,8 +142,8 @@ class _Job:
     def _without_room(self, failure: OSError) -> OSError | DiskFull:
         """Clean up after a write of this job has failed because the disk is full, and return DiskFull. The records that
         this job has written are cut off the ends of the files. But if the job had already synced the records when the
-        disk became full, the records stay in the files. If the records cannot be cut off, return the OSError of this
-        failure.
+        disk became full, the records stay in the files. If cutting off the records fails, return the OSError of the
+        cut.
         """
         if not self._synced:
             try:
@@ -293,9 +293,9 @@ class RedoWriter:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether a callback of `when_written` has not been called yet. It has not been called as long as the records
-        queued before it are not written on this node or on the other nodes, or as long as earlier callbacks have not
-        been called.
+        """Whether some callback that was passed to `when_written` has not been called yet. A callback must wait until
+        this node and the other nodes have written the records queued before it, and until all earlier callbacks are
+        called.
         """
         return bool(self._waiters or self._to_tell) or any(job.waiters for job in self._uncopied)
 
@@ -483,8 +483,8 @@ class RedoWriter:
 
     @property
     def lacks_room(self) -> DiskFull | None:
-        """The DiskFull error while a job waits for disk space, so that no more records should be queued. It is None if
-        records may be queued.
+        """While a job waits for disk space, this is the job's DiskFull error, and no more records should be queued. It
+        is None if records may be queued.
         """
         return None if self._full is None else self._full[1]
 

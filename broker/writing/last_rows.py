@@ -20,8 +20,8 @@ from ..store.partition_log import PartitionLog
 __all__ = ["LastRows"]
 
 READ_BYTES = 2 << 20
-"""Number of bytes of an internal log that a follower reads at once. If the producers wait for the answer to each send
-before the next, so many bytes contain 24,000 rows, and reading them takes some 25 ms.
+"""Number of bytes of an internal log that a follower reads at once. If each producer waits for the answer to a send
+before it sends again, so many bytes contain 24,000 rows, and reading them takes some 25 ms.
 """
 
 _RowKey = tuple[int, str, int]

@@ -18,8 +18,8 @@ memory and in the internal logs. If a repeated write was first sent before this 
 so nobody knows whether it is stored.
 
 The entries are read from rows in the internal logs (memory/sequence_rows.py), so they are as durable as the messages.
-The row that describes a write is appended before the messages of the write. A row counts only if its messages are
-stored: the message at the byte offset in the row must have the message id in the row.
+The row that describes a write is appended before the messages of the write. A row contains a byte offset and a message
+id. It counts only if its messages are stored, that is, if the message at this offset has this id.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class SendingPeer(Protocol):
 
 
 class _Address(dict["_Key", None]):
-    """The remembered pairs of producer and partition of all producers at one network address, ordered by when they were
-    added.
+    """The pairs of producer and partition that are remembered for the producers at one network address, in the order in
+    which they were added.
 
     host: the address. It is "" for all pairs that were read from the logs.
     """
@@ -290,9 +290,9 @@ class Sequences(Memory[LastRows]):
         return True
 
     def take_unsafe(self) -> Write | None:
-        """Return a Write for the appended rows of all writes that were admitted since the last call. The caller must
-        wait until it is safe on the disk before it answers the admitted writes. Return None if there is no such row, or
-        if the caller need not wait because the partitions have asynchronous flush (puts are answered before a sync).
+        """Return one Write for the rows of all writes that were admitted since the last call. The caller must wait
+        until this Write is safe on the disk before it answers the admitted writes. Return None if there is no such row,
+        or if the caller need not wait because the partitions have asynchronous flush (puts are answered before a sync).
         """
         internal, self._unsafe = self._unsafe, None
         if internal is None:
@@ -388,7 +388,7 @@ class Sequences(Memory[LastRows]):
 
     def _waits(self, row: SequenceRow) -> bool:
         """Return whether a row describes delayed messages that are stored in the internal log of delayed messages. The
-        partition to which they will be delivered need not exist yet.
+        partition to which these messages will be delivered need not exist yet.
         """
         return bool(row.records & DELAYED_ROW) and _is_there(row, self._pending_log(row.records)) is not None
 
@@ -456,9 +456,9 @@ class Sequences(Memory[LastRows]):
         return found
 
     def _come_from(self, unknown: _Address, key: _Key, sender: SendingPeer | None) -> _Address:
-        """Move the entry `key` from `unknown` to the entries of the sender's address, and return these. Entries that
-        were read from the internal logs are in `unknown`, because their addresses are not known until their producers
-        send again. Called when the producer of `key` has sent again.
+        """Move the entry `key` from the table `unknown` to the table of the sender's address, and return the latter.
+        Entries that were read from the internal logs are in `unknown`, because their addresses are not known until
+        their producers send again. Called when the producer of `key` has sent again.
         """
         self._leave(unknown, key)
         address = self._address(sender)

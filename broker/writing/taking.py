@@ -1,5 +1,5 @@
 """Process the records in requests: determine the kind of each record, and handle it accordingly. The records of a
-request are processed together in arrays (columns) that have one item for each record, not one by one.
+request are not processed one by one, but all together, in arrays (columns) with one item for each record.
 
 A decoder (requests/put.py, requests/send.py, requests/transaction.py) passes the contents of a request to this module.
 The decoder gets back `Write` objects with the results, or the errors of refused records, and encodes these for the
@@ -149,11 +149,11 @@ def _wait(write: Write, pended: Pended, target: PartitionLog) -> None:
 def _stored_before(
     writing: Writing, make: Callable[[PartitionLog], W], topic: str, partition: int, number: Number | None
 ) -> W | None:
-    """Look up whether an earlier send has stored these records, which must be refused if they are new. If they are
-    stored, return a write with the offsets where they are stored. If they are not stored, return None. If it cannot be
-    determined whether they were stored, the returned write has an `error`. If the stored records are not safe yet, the
-    next call of `Writing.append` returns this write among the writes that are not safe yet. make: creates the write for
-    a log. number: the sequence number. It is None if the records have none.
+    """These records must be refused if they are new. Look up whether an earlier send has stored them already. If they
+    are stored, return a write with the offsets where they are stored. If they are not stored, return None. If it cannot
+    be determined whether they were stored, the returned write has an `error`. If the stored records are not safe yet,
+    the next call of `Writing.append` returns this write among the writes that are not safe yet. make: creates the write
+    for a log. number: the sequence number. It is None if the records have none.
     """
     if number is None or not writing.numbers or (log := writing.partitions.stored(topic, partition)) is None:
         return None
@@ -257,8 +257,9 @@ class Puts(Generic[P]):
 
     @property
     def is_full(self) -> bool:
-        """Whether this object has accepted as many puts as can be stored without a long delay of other requests. If so,
-        the caller must give further puts to another `Puts` object in a later turn of the reactor.
+        """Whether the accepted puts go to so many partitions, or need so many new files, that further puts would delay
+        other requests for too long. If so, the caller must give further puts to another `Puts` object in a later turn
+        of the reactor.
         """
         return len(self.batches) >= tuning.STEP_PARTITIONS or self._begun >= tuning.STEP_NEW_LOGS
 
@@ -431,9 +432,9 @@ class _Bodies(Sequence[Buffer]):
 
 
 def plain_logs(writing: Writing, run: PutRun) -> list[PartitionLog] | None:
-    """Return, for each put of a run, the log of its partition. Return None if the puts must be processed one by one.
-    This is so if they are few, if some must be refused, if some are delayed or compressed, or if this broker has a
-    synchronous slave.
+    """Return, for each put of a run, the log of its partition. Return None if the puts must be processed one by one: if
+    they are too few (tuning.RUN_LEAST_COST), if some must be refused, if some are delayed or compressed, or if this
+    broker has a synchronous slave.
     """
     if len(run.bodies) + tuning.RUN_PARTITION_COST * len(set(run.partitions)) < tuning.RUN_LEAST_COST:
         return None
@@ -481,8 +482,8 @@ class TakenRun:
         return waiting
 
     def failures(self) -> dict[PartitionLog, MetaqError]:
-        """Return the errors of puts that are not stored or not safe. The error of a put is listed under the log of the
-        put's partition.
+        """Return the errors of puts that are not stored or not safe, in a dict with the log of each put's partition as
+        the key.
         """
         return {write.log: write.error for write in self._writes if write.error is not None}
 
@@ -606,8 +607,8 @@ def _pend(
 ) -> Generator[None, None, Pended]:
     """Return the data that must be appended to the internal log for these records. At least one of the records is
     delayed.
-    chosen: the numbers of the records in `stamped`. Raises RemoteProtocolError if some records are not delayed, and the
-    error of the refusal if the records are refused.
+    chosen: the numbers of the records in `stamped`. Raises RemoteProtocolError if only some of the records are delayed.
+    If the records are refused, raises the error of the refusal.
     """
     data, starts, ends, units, *_ = stamped
     own = flags[chosen]
@@ -699,7 +700,7 @@ class TakenParts:
     # --- what each part is --------------------------------------------------------------------------------------------
 
     def refuse(self, number: int, error: MetaqError) -> None:
-        """Refuse a part with `error`, unless the part was stored by an earlier try."""
+        """Refuse a part with `error`, unless an earlier send of the client has stored, or may have stored, the part."""
         if self._sequences:
             its = Number(self._asked.producer, self._sequences[number], 1, self._repeats.get(number, -1))
             write = _stored_before(self._writing, Write, self._topics[number], self._asked.partitions[number], its)
@@ -839,8 +840,8 @@ class TakenParts:
 
     def _logs(self, first: int, last: int, seconds: Callable[[], float], until: float) -> Sequence[PartitionLog | None]:
         """Return the log of each of the parts `first` … `last` - 1, or None for a part that is refused or repeated.
-        When the time `until` has come, return only the logs that were found so far, because a log that does not exist
-        must be created, which takes a third of a millisecond.
+        A log that does not exist must be created, which takes a third of a millisecond. So when the time `until` has
+        come, return only the logs that were found so far.
         """
         if self._chunk:
             self._failed |= {write.log: write.error for write in self._chunk.values() if write.error is not None}

@@ -95,7 +95,7 @@ class Writing:
         """
         self.copies: Copies | None = None
         """The other nodes of the broker set, if this node leads one; otherwise None. The leader sends each append to
-        the other nodes, and answers the request when the other nodes have the append.
+        the other nodes, and answers the request when enough of them have the append (`Copies.when_copied`).
         """
         self.takes_copies = False
         """Whether this broker is a synchronous slave. Set it before the first request."""
@@ -105,7 +105,7 @@ class Writing:
     def takes_all_kinds(self) -> bool:
         """Whether this broker accepts all kinds of messages. It is False for a synchronous master and a synchronous
         slave (replication of 1.x). As in 1.x, such a broker has no transactions. It ignores sequence numbers, because a
-        client must be able to store a message again after its copy to the slave has failed. It accepts no delayed
+        client must be able to store a message again if the slave has not got a copy of it. It accepts no delayed
         messages, because the slave would not know that they are waiting.
         """
         return self.slave is None and not self.takes_copies
@@ -131,8 +131,8 @@ class Writing:
 
     def logs(self, topics: Sequence[str], partitions: Sequence[int]) -> list[PartitionLog] | None:
         """Return the log for each pair of topic and partition. The requests must name the partitions; a partition that
-        the broker has chosen is not allowed. Return None if a partition is refused, if there is a slave, or if the puts
-        have to be processed one by one.
+        the broker has chosen is not allowed. Return None if the puts have to be processed one by one, for example
+        because a partition is refused or because there is a slave.
         """
         if self.slave is not None:
             return None

@@ -134,8 +134,8 @@ class TopicBrowser(Closing):
             position = following
 
     def _behind(self, damage: CorruptRecord) -> int:
-        """Return the offset after a damaged range, where reading can continue. If the end of the range is unknown, or
-        the setting `damage` says to stop at damage, raise the error `damage`.
+        """Call the user's on_damaged, and return the offset after the damaged range, where reading can continue. If the
+        end of the range is unknown, or the setting `damage` says to stop at damage, raise the error `damage`.
         """
         if self._config.on_damaged is not None:
             self._config.on_damaged(damage)
@@ -165,9 +165,9 @@ class PartitionReader(Poller):
     """Reads one partition of one broker, without ZooKeeper and without a consumer group. Nothing is committed: a
     program that wants to continue later must store the `position` itself.
 
-    (It corresponds to the direct mode of 1.x, with serverUrl, partition and offset.) Like a Consumer, it fetches
-    messages before poll() asks for them, and continues after a restart of the broker. Use it on one thread only;
-    close() may be called on any thread.
+    (It corresponds to the direct mode of 1.x: a consumer that is given a serverUrl, a partition and an offset.) Like a
+    Consumer, it fetches messages before poll() asks for them, and continues after a restart of the broker. Use it on
+    one thread only; close() may be called on any thread.
     """
 
     def __init__(
@@ -249,7 +249,9 @@ class PartitionReader(Poller):
         return following(self._pool.follow, read)
 
     def close(self) -> None:
-        """Close the connection. Idempotent. In a forked process the parent's connection stays open."""
+        """Close the connection. Idempotent. If a forked process calls this method, the parent's connection stays
+        open.
+        """
         self._closes()
         self._closed = True
         if self._guard.is_elsewhere:

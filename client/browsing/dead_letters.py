@@ -131,8 +131,9 @@ class DeadLetters(Closing):
         """Yield the dead letters that are open at the time of the call, partition by partition, and the oldest letter
         of each partition first.
 
-        since, until: limits for the time of the last failure, as datetimes with a time zone; both are included. cause:
-        a text that the cause or the place must contain, ignoring case. key: one of the keys of the original message.
+        since, until: limits for the time of the last failure, as datetimes with a time zone; a letter that failed
+        exactly at a limit is yielded, too. cause: a text that the cause or the place must contain, ignoring case. key:
+        one of the keys of the original message.
         names: yield only letters with these names (DeadLetter.name). limit: the maximum number of letters to yield.
         Letters whose stored message is damaged are not yielded, but logged. Raises ConfigError, BrokerUnavailable,
         RequestTimedOut, CoordinationUnavailable.
@@ -172,9 +173,9 @@ class DeadLetters(Closing):
 
         to: "topic" sends each original message to its own topic, with its key, tag and properties, and so to all groups
         that read the topic. "group" sends it only to this group. The number of attempts begins at zero again. A message
-        whose time to live is over is sent without a time to live, because otherwise no consumer would get it. If there
-        are very many letters, pass them in several calls (use the argument `limit` of `read`), because the result of a
-        call contains all of its letters.
+        whose time to live is over is sent without a time to live, because otherwise no consumer would get it. The
+        result of a call contains all letters that were passed to it. So if there are very many letters, pass them in
+        several calls (use the argument `limit` of `read`).
 
         If the call ends early, for whatever reason, each letter is either still open, or sent and marked as done. There
         is one exception: the letter that was just being sent may be both sent and open, and then the next redrive sends

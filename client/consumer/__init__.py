@@ -1,3 +1,3 @@
 """The modules of the consumer: membership in a group, prefetching of messages, their delivery to the program, and
-commits of offsets. `metaq` has the public names.
+commits of offsets. Users import the public names from the package `metaq`.
 """

@@ -1,5 +1,5 @@
-"""Before a group reads the first message of a partition, commit the offset where it begins, so that later members begin
-at the same offset.
+"""Before a group reads the first message of a partition, commit the offset where the group begins to read, so that
+later members of the group begin at the same offset.
 """
 
 from __future__ import annotations

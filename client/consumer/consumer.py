@@ -229,8 +229,8 @@ class Consumer(Poller):
         return super()._poll(take, timeout)
 
     def _refuse_failed(self, what: str) -> None:
-        """Raise ClientError if this consumer has subscribed to the group's topic of failed messages, because poll()
-        would deliver these messages as messages of that topic, not of their original topics.
+        """Raise ClientError if a run() of this consumer has subscribed to the group's topic of failed messages, because
+        poll() would deliver the failed messages as messages of that topic, not of their original topics.
         """
         if self._reads_failed:
             raise ClientError(
@@ -263,8 +263,9 @@ class Consumer(Poller):
         threads: int = 1,
     ) -> None:
         """Call `handler` with each message until stop() or close(). A message counts as consumed when the handler has
-        returned. threads: the number of threads that call the handler, 1 … 1024. Each of these threads handles one
-        partition at a time, so the handler never gets two messages of a partition at the same time.
+        returned. threads: the number of threads that call the handler, 1 … 1024. The messages of one partition are
+        handled by only one of these threads at a time, so the handler never works on two messages of a partition at the
+        same time.
 
         retry: a Retry. If the handler raises an exception, the message goes back to the broker. After a pause it is
         delivered to any member of the group that also uses a Retry; after the last attempt it goes to the group's dead
@@ -610,8 +611,9 @@ class Consumer(Poller):
         return following(self._pool.follow, lambda: question(self._connection(partition), partition))
 
     def _connection(self, partition: TopicPartition) -> Connection:
-        """Return a connection to the broker from which this consumer reads a partition. Before the consumer has joined
-        its group, this broker is looked up in the list of registered brokers.
+        """Return a connection to the broker from which this consumer reads a partition. As long as the membership knows
+        no node of this broker, because the consumer has not joined its group yet, look the broker up in the list of
+        registered brokers.
         """
         endpoint = self._member.endpoint_of(partition) or source_of(self._view.brokers(), partition)
         if endpoint is None:
@@ -627,9 +629,9 @@ class Consumer(Poller):
         only when the ZooKeeper session expires.
 
         Idempotent. If another thread waits in poll(), poll() returns []; if another thread is in run(), run() returns.
-        close() waits for running handlers for half of the timeout. If a handler itself calls close(), close() does not
-        wait for handlers, and the message of this handler is delivered again. In a forked process, close() only closes
-        that process's copies of the sockets.
+        close() waits until the running handlers have returned, but not longer than half of the timeout. If a handler
+        itself calls close(), close() does not wait for handlers, and the message of this handler is delivered again. In
+        a forked process, close() only closes that process's copies of the sockets.
         """
         seconds = check_wait("timeout", timeout)
         self._closes()

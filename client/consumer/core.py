@@ -59,7 +59,7 @@ class MemberCore:
     driver when failures shall no longer be logged. reason: why the last failed action has failed. gains: partitions
     that the last plan gives to this member and that it does not own. losses: partitions that it owns and that the last
     plan does not give to it. known: all partitions of the group's topics. brokers: the brokers at the last plan.
-    pauses: number of pauses before repeated tries so far.
+    pauses: how many pauses before another try there have been so far.
     """
 
     def __init__(self, group: str, me: str, core: ConsumerCore) -> None:
@@ -107,8 +107,8 @@ class MemberCore:
         return actions
 
     def failed(self, action: Action, error: Exception, claims_hold: bool) -> Event:
-        """Return the event that reports to the state machine that an action has failed with `error`. claims_hold:
-        whether the owned partitions are still claimed on the current ZooKeeper session.
+        """Return the event that the state machine gets after an action has failed with `error`. claims_hold: whether
+        the owned partitions are still claimed on the current ZooKeeper session.
         """
         self.reason = str(error) or type(error).__name__
         if action is Action.LEAVE:
@@ -147,9 +147,9 @@ class MemberCore:
         self._change_noted = True
 
     def zones_to_agree_on(self, snapshot: GroupSnapshot, now: float) -> Mapping[int, str] | None:
-        """Return the zone of each broker, by broker id, on which the group must agree. The driver must write these
-        zones to ZooKeeper before it calls `plan`. Return None if the zones in ZooKeeper need no change, or if the group
-        does not assign partitions by zones.
+        """Return a dict from broker id to zone: the zones of the brokers on which the group must agree now. The driver
+        must write these zones to ZooKeeper before it calls `plan`. Return None if the zones in ZooKeeper need no
+        change, or if the group does not assign partitions by zones.
         """
         if snapshot.zones is None:
             return None
@@ -170,9 +170,9 @@ class MemberCore:
         return moved
 
     def missing(self, snapshot: GroupSnapshot) -> list[TopicPartition]:
-        """Take the partitions of the group's topics from this snapshot, and return those that were in an earlier
-        snapshot but are not registered any more. If there are any, the driver must read the ids of the broker sets from
-        ZooKeeper and pass them to `plan`.
+        """Store which partitions of the group's topics are registered according to this snapshot. Return the partitions
+        that were in an earlier snapshot but are not registered any more. If there are any, the driver must read the ids
+        of the broker sets from ZooKeeper and pass them to `plan`.
         """
         listed = snapshot.partitions.items()
         self._listed = {TopicPartition.parse(topic, name) for topic, names in listed for name in names}
@@ -322,7 +322,7 @@ class MemberCore:
         return Event.CHANGED if self._change_noted else None
 
     def calm_down(self) -> None:
-        """Let the pauses between failed tries begin with the shortest one again, because the last try has succeeded."""
+        """Called when a try has succeeded: after the next failure, let the pauses begin with the shortest one again."""
         self._backoff.reset()
         self._complaint = ""
 

@@ -64,9 +64,9 @@ class GroupMember:
         """is_idle: returns whether the program does not poll now. Before a member leaves the group because the program
         does not poll, it calls is_idle, and stays in the group if the program polls again. on_brokers: called with the
         ids of the registered brokers each time the ids were read from ZooKeeper.
-        on_given_up: called with partitions that are being given up. At this time their offsets are committed and the
-        core does not count them as owned any more, but the nodes in ZooKeeper that name this member as their owner
-        still exist. If on_given_up raises a MetaqError, the current action fails.
+        on_given_up: called with partitions that this member is giving up. When it is called, the partitions' offsets
+        are committed and the core does not count the partitions as owned any more, but in ZooKeeper their owner nodes,
+        which name this member, still exist. If on_given_up raises a MetaqError, the current action fails.
         """
         self.stepped_out = False
         self._rules = MemberCore(membership.group, membership.consumer_id, core)
@@ -140,8 +140,8 @@ class GroupMember:
 
     def endpoint_of(self, partition: TopicPartition) -> Endpoint | None:
         """Return the endpoint from which this member reads a partition: the broker's master or, if no master is
-        registered, one of its slaves. As long as the registrations do not change, it is the same slave. Return None if
-        the broker has no registered node.
+        registered, one of its slaves. As long as the registrations do not change, each call chooses the same slave.
+        Return None if the broker has no registered node.
         """
         return source_of(self._rules.brokers, partition)
 
@@ -251,7 +251,7 @@ class GroupMember:
         self._set_backs, self._published_on = set_backs, session_id
 
     def _newer(self, names: Sequence[tuple[str, str]], is_set_back: bool) -> list[bool]:
-        """Return for each partition whether its committed offset is right. If not, the position that this member
+        """Return for each partition True if its committed offset is right, or False if the position that this member
         remembers is right. The committed offset is right if it was written after the last change in ZooKeeper that this
         member has seen, because then another member wrote it later. If ZooKeeper was set back to an older state, the
         remembered position is always right.
@@ -291,9 +291,9 @@ class GroupMember:
 
     def _prove_claims(self) -> None:
         """After each new connection to ZooKeeper, check that this member still owns its partitions there. ZooKeeper may
-        have come back from an older copy that has the session, but not all changes of the session. Partitions that this
-        member gave up a short time ago are checked, too: if ZooKeeper has lost their committed offsets, only this
-        member may know their positions.
+        have been restored from an older copy that contains this member's session, but not all changes that were made on
+        this session. Partitions that this member gave up a short time ago are checked, too: if ZooKeeper has lost their
+        committed offsets, only this member may know their positions.
         """
         connections = self._membership.connections
         owned = self._core.owned
@@ -469,8 +469,8 @@ class MissingTopics:
 
     def look(self, partitions: Mapping[str, Collection[str]]) -> None:
         """Log a warning for each subscribed topic that has no partition. partitions: for each subscribed topic, the
-        names of its registered partitions. ZooKeeper is asked for the registered topics only if some topic without a
-        partition never had one and no warning was logged for it.
+        names of its registered partitions. ZooKeeper is asked for the registered topics only if there is a subscribed
+        topic that has never had a partition and about which no warning was logged yet.
         """
         self._settled |= {topic for topic, each in partitions.items() if each}
         missing = partitions.keys() - self._settled

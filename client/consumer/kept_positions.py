@@ -6,8 +6,8 @@ member may then read these partitions from the committed offsets on. From this t
 the positions that this member remembers are not. But if ZooKeeper was restarted with no data or with an older copy of
 its data, commits are lost, and only the former owners know up to where the group has read. So a member remembers its
 positions until it has joined the group again. After it has joined, the member writes the offsets that ZooKeeper has
-lost. For a limited time after that, it reads only partitions that it owned before; the other partitions are left to
-their former owners, who know their positions.
+lost. If ZooKeeper has lost changes, the member then reads, for a limited time, only partitions that it owned before. It
+leaves the other partitions to their former owners, who know their positions.
 
 This code does no I/O: GroupMember reads and writes the committed offsets.
 """
@@ -115,8 +115,8 @@ class KeptPositions:
         this member has claimed the partition, and after that the former owner, which did not know of the claim, has
         written its own lower offset again.
 
-        kept: the result of `positions`. stored: the committed offsets, in the same order. newer: for each of them,
-        whether it overrules the remembered position because it was written later.
+        kept: the result of `positions`. stored: the committed offsets, in the order of `kept`. newer: for each
+        committed offset, whether it overrules the remembered position because it was written later.
         """
         return {
             each: found

@@ -181,8 +181,8 @@ class Listener:
         self._ending.wait(seconds)
 
     def add_work(self, job: Callable[[], None]) -> None:
-        """Let a worker thread run `job`, a function that itself calls the handler with messages that come from no
-        partition.
+        """Let a worker thread run the function `job`. It calls the handler itself, with messages that do not come from
+        a partition but, for example, from the local store of rejected messages.
         """
         self._jobs.put(job)
 
@@ -227,8 +227,8 @@ class Listener:
 
     def give_back(self) -> None:
         """Put back all messages that are not processed, so that the next poll() or run() delivers them again. Messages
-        in a running handler are put back, too. This method may be called repeatedly: an interrupt may end `loop` before
-        it calls `give_back`.
+        in a running handler are put back, too. This method may be called repeatedly. Besides `loop`, the consumer calls
+        it, because an interrupt may end `loop` before `loop` has called it.
         """
         if self._gave_back:
             return

@@ -118,8 +118,8 @@ class OffsetCommitter:
         """Write the committed offsets of owned partitions again where the store now has no offset or a lower one. This
         happens if ZooKeeper's data were replaced by an older copy but this member's session is in the copy, too.
 
-        Return the number of partitions with a lower stored offset. Partitions whose lower offset a commit has
-        overwritten since the last call of `restore` are included. Raises the same errors as commit.
+        Return the number of partitions whose stored offset was missing or lower. Partitions for which a commit has
+        overwritten such an offset since the last call of `restore` are included. Raises the same errors as commit.
         """
         with self._lock:
             lost: dict[int, dict[tuple[str, str], Offset]] = {}
@@ -131,9 +131,10 @@ class OffsetCommitter:
             return sum(map(len, lost.values())) + overwritten
 
     def _look(self, cursors: Sequence[PartitionCursor]) -> None:
-        """Called before a commit. If the commit is the first one on its ZooKeeper connection, count the stored offsets
-        that the commit will overwrite although they are lower than those that this member committed before. If there is
-        no connection, wait for the next one; the commit then uses the same connection.
+        """Called before a commit. If the commit is the first one on its ZooKeeper connection, count the partitions
+        whose stored offset is missing or lower than the offset that this member committed before, because the commit
+        will overwrite these stored offsets. If there is no connection, wait for the next one; the commit then uses the
+        same connection.
         """
         while cursors and (connection := self._connection()) != self._seen_on:
             less = len(self._with_less(cursors))
@@ -177,10 +178,10 @@ class OffsetCommitter:
             return sum(map(len, changed.values()))
 
     def record(self, requests: Iterable[Request]) -> Sequence[Request]:
-        """Commit the offset of each of these RECORD requests, so that the offset where the group begins to read a
-        partition is stored. Return the requests whose offsets were written. A request's offset is not written if its
-        partition was lost, if the user has moved its position since, or if the partition will be handed over. Raises
-        the same errors as commit, and exceptions of a user's store.
+        """For each of these RECORD requests, commit the offset where the group begins to read the request's partition.
+        Return the requests whose offsets were written. A request's offset is not written if this member has lost the
+        partition or will hand it over, or if the user has moved the partition's position since the request was made.
+        Raises the same errors as commit, and exceptions of a user's store.
         """
         with self._lock:  # a thread that hands a partition over commits after this, and only then releases it
             wanted = [each for each in requests if each.cursor.may_record(each)]

@@ -44,7 +44,9 @@ class State(Enum):
     finished their messages.
     """
     RELEASING = auto()
-    """The member is committing and releasing the partitions to hand over."""
+    """The member is committing the offsets of the partitions that it must hand over, and is releasing these
+    partitions.
+    """
     CLAIMING = auto()
     """The member is claiming newly assigned partitions."""
     STABLE = auto()
@@ -103,7 +105,9 @@ class Action(Enum):
     DRAIN = auto()
     """Stop fetching from the partitions to hand over. The event DRAINED follows later."""
     RELEASE = auto()
-    """Commit and release the partitions to hand over. Reports RELEASED, FAILED or SESSION_LOST."""
+    """Commit the offsets of the partitions to hand over, and release these partitions. Reports RELEASED, FAILED or
+    SESSION_LOST.
+    """
     CLAIM = auto()
     """Claim the newly assigned partitions. Reports CLAIMED, FAILED or SESSION_LOST."""
     SETTLE = auto()

@@ -69,8 +69,8 @@ def left_of_cluster(connect: str, root: str, group: str) -> LocalRecoverStore | 
 
 
 def _unopened(connect: str, root: str) -> LocalRecoverStore:
-    """Return the store for rejected messages of one cluster, without opening it. The stores of all clusters are in the
-    user's home directory, but each cluster has its own messages.
+    """Return the store for rejected messages of one cluster, without opening it. Each cluster has a directory of its
+    own for its rejected messages, below one directory in the user's home directory.
     """
     cluster = quote(f"{connect}{root}", safe=":,")[-_NAME_CHARACTERS:]
     return LocalRecoverStore(Path(RECOVER_DIRECTORY) / cluster)
@@ -87,7 +87,7 @@ class LocalRecoverStore:
     not try the other kept messages in this round, but this store tries them.)
 
     Each process writes its own file, `<directory>/<group>/<n>.db`, with the lowest free number. Each process also gives
-    the handler messages that other processes, which have ended, have left in their files. Any thread may use the store.
+    its handler the messages in the files of processes that have ended. Any thread may use the store.
     """
 
     def __init__(

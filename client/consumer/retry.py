@@ -1,5 +1,5 @@
-"""The settings for retries of failed messages: how many times a handler gets a message at most, and the pauses before
-the further attempts.
+"""The settings for retries of failed messages: the maximum number of times that a handler gets a message, and the
+pauses before the second and later attempts.
 """
 
 from __future__ import annotations

@@ -61,9 +61,9 @@ def cause_of(error: BaseException) -> str:
 def by_preference(
     partitions: Iterable[TopicPartition], home: int, avoided: Collection[int], random: Callable[[], float]
 ) -> list[TopicPartition]:
-    """Return the partitions in the order in which they are considered for a failed message: first the partitions of the
-    broker `home`, then the partitions of other brokers in random order, and last the partitions of the brokers in
-    `avoided`. random: returns a number in [0, 1).
+    """Sort the partitions to which a failed message can be sent, and return them, the preferred ones first: the
+    partitions of the broker `home`, then the partitions of other brokers in random order, and last the partitions of
+    the brokers in `avoided`. random: returns a number in [0, 1).
     """
     return sorted(partitions, key=lambda each: (each.broker in avoided, each.broker != home, random()))
 
@@ -72,9 +72,9 @@ def giving_back(
     deliver: Callable[[Sequence[Message]], object], failed: FailedMessages
 ) -> Callable[[Sequence[Message]], object]:
     """Return a function that calls `deliver` with a message from a local store. If the handler fails, the function
-    sends the message to a broker as a message that has failed for the first time. The caller can then remove the
-    message from the local store. The function blocks until the broker has stored the message, and raises MetaqError if
-    that is impossible.
+    sends the message to a broker as a message that has failed for the first time. The function blocks until the broker
+    has stored the message, and raises MetaqError if that is impossible. When the function returns, the caller can
+    remove the message from the local store.
     """
 
     def deliver_or_send(messages: Sequence[Message]) -> None:

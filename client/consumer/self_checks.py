@@ -147,9 +147,9 @@ class PollWatch:
         return self._clock() - self._beginning() >= self._limit
 
     def _beginning(self) -> float:
-        """Return the clock time from which the time without a poll is measured: the time when the program stopped
-        polling, or when the oldest handler call that is still running began, whichever is earlier. Return inf if the
-        program polls and no handler runs.
+        """Return the clock time since when the program counts as not polling: the time when it stopped polling, or the
+        time when the oldest handler call that is still running began, whichever is earlier. Return inf if the program
+        polls and no handler runs.
         """
         return min([math.inf if self._waits else self._since, *list(self._working.values())])
 

@@ -3,13 +3,13 @@ have killed it are handled with special care.
 
 A member whose run() sends failed messages back to the broker writes a mark in ZooKeeper for each partition that it
 owns. The member removes the mark when it gives the partition up. So if a member claims a partition and finds a mark,
-the last owner has died or lost its session. But the new owner does not know which message after the committed offset
-the last owner was handling at that time. So before each of the first SUSPECT_MESSAGES messages, the new owner commits
-its offset and records in the mark which message is next. After these messages, the new owner commits its offset after
-2, 4, 8 … times SUSPECT_MESSAGES further messages. If the new owner dies, too, the next owner begins at a later offset,
-closer to the message that kills. Sooner or later this message is the first one after a commit, and then the mark names
-it. If a process dies while it handles only the message that the mark names, the death counts as a failed attempt of
-this message.
+the last owner has died or lost its session. But the last owner may have been handling any message after the committed
+offset when it died, and the new owner does not know which one. So before each of the first SUSPECT_MESSAGES messages,
+the new owner commits its offset and records in the mark which message is next. After these messages, the new owner
+commits its offset after 2, 4, 8 … times SUSPECT_MESSAGES further messages. If the new owner dies, too, the next owner
+begins at a later offset, closer to the message that kills. Sooner or later this message is the first one after a
+commit, and then the mark names it. If a process dies while it handles only the message that the mark names, the death
+counts as a failed attempt of this message.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Care:
     singly: int = SUSPECT_MESSAGES
     """Number of next messages that will each be recorded in the mark before they are handled."""
     size: int = SUSPECT_MESSAGES
-    """Number of messages between two commits, after the messages that are recorded one by one."""
+    """Number of messages that are handled between two commits, once the messages are no longer recorded one by one."""
     left: int = 0
     """Number of messages that may be handled before the next commit; used after the messages that are recorded one by
     one.
@@ -117,10 +117,9 @@ class Suspects:
 
     def step(self, cursor: PartitionCursor, care: Care, offset: int, alone: bool) -> None:
         """Called in the careful phase before the message at `offset` is handled. For each of the first messages, commit
-        the partition's offset and name the message in the mark. For later messages, commit the offset without naming a
-        message, and only when `care.left` says that no further message may be handled before the next commit. alone:
-        whether no other message is handled in this process at the same time. Raises the same errors as
-        OffsetCommitter.commit.
+        the partition's offset and name the message in the mark. For later messages, commit the offset only when
+        `care.left` is 0, and name no message. alone: whether no other message is handled in this process at the same
+        time. Raises the same errors as OffsetCommitter.commit.
         """
         if care.marked == offset:
             return

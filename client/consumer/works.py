@@ -51,8 +51,8 @@ class Leaving:
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """The messages of one partition that a handler shall process, and their state. The worker thread that has this
-    object owns all fields, except `queued`, `more` and `paused`, which the driver's lock guards.
+    """The messages of one partition that a handler shall process, and their state. Only the worker thread that has this
+    object may use its fields. The exceptions are `queued`, `more` and `paused`, which the driver's lock guards.
     """
 
     cursor: PartitionCursor
@@ -66,7 +66,9 @@ class Work:
     messages: deque[Message] = field(default_factory=deque)
     """Messages that were taken from the cursor but are not processed yet, the oldest first."""
     end: int = 0
-    """The offset after the last of `messages`, or after further messages behind it that were filtered out."""
+    """The offset after the last of `messages`; if messages directly behind it were filtered out, the offset after
+    these.
+    """
     moves: int = -1
     """The value that the cursor's `moves` had when `messages` were taken. `moves` counts the seeks and other restarts
     of the cursor, so a different value means that `messages` may no longer be the next ones.
@@ -113,9 +115,9 @@ class Work:
         return [self.messages[number] for number in range(min(size, len(self.messages)))]
 
     def given(self, living: Sequence[Message], may_have_failed: bool) -> Sequence[Message]:
-        """Return the messages as the handler gets them. If `may_have_failed` is true and the first message has failed
-        here, or the topic contains messages that failed earlier, each message is replaced by its original message with
-        the number of attempts.
+        """Return the messages as the handler gets them. If `may_have_failed` is true, and if either the first message
+        has failed here or the topic contains messages that failed earlier, each message is replaced by its original
+        message, which also states the number of attempts.
         """
         if may_have_failed and (self.tries or self.is_of_own_topic):
             return [as_original(each, self.tries) for each in living]
@@ -202,10 +204,10 @@ class Works:
         self._busy -= 1
 
     def left(self, work: Work, pauses: bool) -> list[Work]:
-        """Take a Work object back from its worker thread, which has processed it or must pause. Return the Work objects
-        that the driver must give to worker threads now. This may be the Work object of a later claim of the same
-        partition, or `work` itself if it does not pause and has more messages. pauses: whether the Work waits until
-        `resumed` is called.
+        """Take a Work object back from its worker thread, because its messages are processed or because it must pause.
+        Return the Work objects that the driver must give to worker threads now. This may be the Work object of a later
+        claim of the same partition, or `work` itself if it does not pause and has more messages. pauses: whether the
+        Work waits until `resumed` is called.
         """
         if self.alone is work and not (work.care and work.care.waits and work.is_current()):
             self.alone = None
@@ -254,9 +256,9 @@ class Works:
     def damaged(self, core: ConsumerCore, work: Work, chunk: Chunk, error: CorruptRecord) -> float:
         """Handle damaged messages. If the broker has not confirmed the damage yet, fetch the messages again, to check
         them again. If the broker has confirmed the damage and the setting `damage` is "skip", skip the damaged range.
-        With any other setting, the messages are fetched again after each pause, without end, because another node, or a
-        repaired file, may have them intact. Other partitions continue meanwhile. Return the seconds for which this
-        partition must pause.
+        With any other setting, fetch the messages again after each pause, without end, because another node may have
+        them undamaged, or somebody may repair the file. Other partitions continue meanwhile. Return the seconds for
+        which this partition must pause.
         """
         cursor = work.cursor
         if chunk.damage is None:

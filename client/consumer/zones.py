@@ -27,8 +27,8 @@ class ByZone:
 
     def __init__(self, group: str, settle_seconds: float) -> None:
         self.ends_in: float | None = None
-        """Seconds until update() may return a zone change that must first last for `settle_seconds`. It is None if no
-        change is waiting.
+        """A broker's change to another zone must last for some time (`settle_seconds`) before update() returns it. This
+        is the number of seconds until update() may return the next such change. It is None if no change is waiting.
         """
         self._group = group
         self._settle_seconds = settle_seconds

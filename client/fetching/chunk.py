@@ -78,7 +78,7 @@ class Chunk(Records):
 
     @property
     def reached(self) -> int:
-        """The byte offset in the partition up to which the records are delivered or filtered out."""
+        """The byte offset in the partition before which all records are delivered or filtered out."""
         return self.offset if self.start < self.end else self.end_offset
 
     def take(
@@ -150,7 +150,7 @@ class Chunk(Records):
         return rows if columns.expires is None else _living(rows, columns.expires[first : self._taken] > now_ms)
 
     def keep_unpackable(self, taken: list[Message]) -> list[Message]:
-        """Return the messages in `taken`, which the last `take` has returned, up to the first message that cannot be
+        """`taken` must be the result of the last `take`. Return its messages before the first message that cannot be
         decompressed. Put back that message and the following ones. Raises CorruptRecord if the first message of `taken`
         cannot be decompressed, because then there is nothing to return.
         """

@@ -94,8 +94,8 @@ class PullCodec:
         return lambda opaque: (encode_frame(RequestCode.PULL, opaque, pull.to_ext()),)
 
     def end_of(self, head: Frame) -> int | None:
-        """Read from the header of an answer, before its body has arrived, at which offset of the partition the answer's
-        data end. Return this offset. Return None if the caller does not need the offset.
+        """Return the offset of the partition where an answer's data end. The offset is read from the answer's header,
+        before the answer's body has arrived. Return None if the caller does not need the offset.
         """
         if not self.reads_in_bulk or head.code != ResponseCode.SUCCESS:
             return None

@@ -79,10 +79,11 @@ class ConsumerCore:
 
     owned: the partitions that the consumer owns now; a new dict at each change, so any thread may read it. notices:
     pending calls of the user's callbacks. in_doubt: whether another member may own the partitions; while it is true,
-    nothing is delivered. under_way: whether a poll has taken messages and has not returned them yet. The poll sets this
-    attribute just before it returns. The poll assigns the attribute itself and calls no method for it. The reason: a
-    signal handler may run and raise an exception when a call of a method returns, but not between an assignment and the
-    following `return`. nearest: chooses nodes of broker sets other than the leader to read from; the driver sets it.
+    nothing is delivered. under_way: whether a poll has taken messages and has not returned them yet. The poll itself
+    assigns False to this attribute just before its `return`, without calling a method, because a signal handler may run
+    and raise an exception when a call of a method returns, but not between an assignment and the following `return`.
+    nearest: chooses the nodes from which partitions of broker sets are read, if these need not be the leaders; the
+        driver sets it.
     """
 
     def __init__(
@@ -392,9 +393,9 @@ class ConsumerCore:
             self.nearest.failed(endpoint, now)
 
     def looked_into(self, partition: TopicPartition, doubt: Reached, found: int | MetaqError | None) -> None:
-        """Log whether the broker has lost messages that this consumer has read. The driver calls this after it has
-        asked the broker (divergence.py). It asks only if the message that the broker now has directly before the
-        position `doubt` is not the message that this consumer read there.
+        """Write a log line if the broker has lost messages that this consumer has read, or if it is unknown whether it
+        has lost some. The driver calls this after it has asked the broker (divergence.py). It asks only if the message
+        that the broker now has directly before the position `doubt` is not the message that this consumer read there.
 
         If the broker has stored new messages at the offsets of lost messages, this consumer does not read them, because
         it is past these offsets. Without the log line nobody would notice. found: the first offset of the new messages.
@@ -448,8 +449,8 @@ class ConsumerCore:
                 self._ready[cursor] = None
 
     def _discard_unless_ready(self, cursor: PartitionCursor) -> None:
-        """Remove a cursor from the ready ones, because it had nothing to deliver; keep it if data has come meanwhile.
-        If an interrupt comes, the removal is done completely or not at all.
+        """Called when a ready cursor had nothing to deliver: remove it from the ready ones, unless data for it has come
+        meanwhile. If an interrupt comes, the removal is done completely or not at all.
         """
         with self._ready_lock:
             if not cursor.has_next:
@@ -466,7 +467,7 @@ class ConsumerCore:
     # --- the polling thread -----------------------------------------------------------------------------------------
 
     def acknowledge(self) -> None:
-        """Count the messages that the last poll has returned as consumed. If an exception ended the last poll, its
+        """Count as consumed all messages that the last poll has returned. If an exception ended the last poll, its
         messages did not reach the user and do not count.
         """
         self.settle()
@@ -604,8 +605,8 @@ class ConsumerCore:
         return messages if self._reader is None else self.readable(messages)
 
     def readable(self, messages: Sequence[Message]) -> list[Message]:
-        """Return the messages as the user gets them: if the consumer has a deserializer, each one decodes its payload
-        when `value` is read.
+        """Return the messages as the user gets them: if the consumer has a deserializer, a message decodes its payload
+        when the user reads its `value`.
         """
         reader = self._reader
         return list(messages) if reader is None else [ValueMessage.of(message, reader) for message in messages]

@@ -48,7 +48,9 @@ NOWHERE = -1
 """The value that stands for no offset."""
 
 _ROUNDING = 1e-6
-"""A time counts as reached this many seconds early, because a clock that adds up intervals has rounding errors."""
+"""A request may be sent this many seconds before its pause is over, because a clock that adds up intervals has rounding
+errors and may be slightly late.
+"""
 
 Reached = tuple[int, int]
 """A position: an offset, and the id of the last message before this offset."""
@@ -111,11 +113,12 @@ class PartitionCursor:
         wanting: deque[PartitionCursor] | None = None,
         random: Callable[[], float] = random,
     ) -> None:
-        """begin: the first position, or a function that finds it. fence: the ZooKeeper session that created the
-        partition's owner node; a commit is written only on this session. stored: the committed offset. consumed:
-        messages before this offset already count as consumed. recorded: if true, data may be read before the group
-        commits `begin`. announced: whether the user was told that the partition is assigned; nothing is delivered
-        before that. wanting: the queue to which the cursor is appended whenever it may need a request.
+        """begin: the first position, or a function that finds it. fence: the id of the ZooKeeper session on which this
+        consumer has created the partition's owner znode; the consumer commits the partition's offset only on this
+        session. stored: the committed offset. consumed: messages before this offset already count as consumed.
+        recorded: false if the group must commit `begin` before data may be read. announced: whether the user was told
+        that the partition is assigned; nothing is delivered before that. wanting: the queue to which the cursor is
+        appended whenever it may need a request.
         """
         self.partition = partition
         self.fence = fence
@@ -258,9 +261,8 @@ class PartitionCursor:
         """Return the position where the next owner of the partition should begin: the position after the consumed
         messages. Return None if this position is unknown.
 
-        by_commits: if true, return the position after the committed messages instead. Even after the partition is lost,
-        later calls may return a later position, because the user may finish messages that were delivered before the
-        loss.
+        by_commits: if true, return the position after the committed messages instead. The user may still finish
+        delivered messages after the partition is lost; then a later call returns a later position.
         """
         consumed = None if by_commits else self.consumed
         return consumed or self.committed or self._found
@@ -299,8 +301,8 @@ class PartitionCursor:
             return Request(self, self._generation, self._ask, self.fetch_offset, verify, self._get_bytes, last_id, now)
 
     def next_ahead(self, request: Request, offset: int) -> Request | None:
-        """Called before the answer to `request` has arrived completely: return the next request, which begins where
-        this answer ends (`offset`). Return None if no further request shall be sent now.
+        """Return the request that the caller sends while the answer to `request` is still arriving. It begins at
+        `offset`, where this answer will end. Return None if no such request shall be sent now.
         """
         with self.lock:
             coming = offset - self.fetch_offset
@@ -334,8 +336,8 @@ class PartitionCursor:
 
     def answered(self, request: Request, now: float, pause: float = 0.0) -> bool:
         """Record that the answer to `request` has arrived completely, so that the next request can be made. pause:
-        seconds before it may be sent. Return whether the requests before this one had failed and their error was
-        logged.
+        seconds before it may be sent. Return whether an earlier request has failed since the previous answer, so that
+        its error was logged.
         """
         with self.lock:
             if self.awaits(request):
@@ -392,8 +394,8 @@ class PartitionCursor:
     # --- what brokers say -------------------------------------------------------------------------------------------
 
     def doubt(self, request: Request) -> None:
-        """Record that the message that the broker now has directly before the request's offset is not the message that
-        this consumer read there.
+        """Record a doubt about the message directly before the request's offset: the broker now has another message
+        there than the one that this consumer has read.
         """
         self._doubt = request.offset, request.last_id
 
@@ -467,8 +469,8 @@ class PartitionCursor:
 
     def waited_in_vain(self, request: Request, now: float) -> float:
         """Process an empty answer that does not move the position (framed protocol). Return the seconds to wait before
-        the next request: 0.0 if the broker has answered only after it had waited for data as requested, otherwise a
-        pause that grows with each empty answer, as for the text protocol.
+        the next request. The result is 0.0 if the broker had waited for data before it answered (at least WAITED_SHARE
+        of the requested time). Otherwise it grows with each empty answer, as for the text protocol.
         """
         if now - request.asked_at < self._config.long_poll_ms / 1000 * WAITED_SHARE:
             return self._idle()
@@ -571,12 +573,13 @@ class PartitionCursor:
     # --- damage -----------------------------------------------------------------------------------------------------
 
     def damaged_at(self, offset: int, moves: int | None = None, *, anew: bool = False) -> None:
-        """Fetch the data at `offset` again, because its checksum is wrong, and let the broker check the data, too.
+        """Called if the record at `offset` has a wrong checksum: drop the fetched data, and fetch the record again with
+        a request that makes the broker check it, too.
 
         If the checksum is still wrong after DAMAGE_TRIES fetches, the next request asks the broker how far the damage
         goes. The cursor then stores the damaged range as a chunk without records. moves: as in consumed_to. anew:
-        whether to begin to count the fetches at 1 again, because the damage was known already but may have been
-        repaired since.
+        whether to count the fetches from 1 again; the caller sets it for damage that was found earlier and may have
+        been repaired since.
         """
         checks = 1 if anew else self._failed_checks + 1
         ask = Ask.PULL if checks <= DAMAGE_TRIES else Ask.DAMAGE
@@ -599,9 +602,9 @@ class PartitionCursor:
             return current
 
     def undamaged(self, request: Request) -> MetaqError | None:
-        """Process the broker's answer to a DAMAGE request if it finds no damage; the record is then requested again.
-        Return the error that was passed to `not_whole`. Return None if `not_whole` was not called: then the record had
-        a wrong checksum when this consumer got it, although the broker has it intact.
+        """Process a broker's answer to a DAMAGE request that says that the record is not damaged. The consumer then
+        requests the record again. Return the error that was passed to `not_whole`. Return None if `not_whole` was not
+        called: then the record had a wrong checksum when this consumer got it, although the broker has it intact.
         """
         with self.lock:
             if self._unless is not None and self.awaits(request):
@@ -642,9 +645,9 @@ class PartitionCursor:
         return self.awaits(request) and not self.revoking
 
     def begin_recorded(self, request: Request) -> bool:
-        """Record that the offset of this RECORD request was committed, and allow reading. Return False if the partition
-        was lost, if its position was moved, or if it will be handed over. If the result is False, the user is not told
-        that the partition was assigned.
+        """Record that the offset of this RECORD request was committed, and allow reading. Return False, without
+        allowing it, if the partition was lost, if its position was moved, or if it will be handed over. If the result
+        is False, the user is not told that the partition was assigned.
         """
         with self.lock:
             self.committed = (request.offset, UNKNOWN_MESSAGE_ID)

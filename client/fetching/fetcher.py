@@ -46,8 +46,8 @@ class Fetcher:
     """Sends the requests that keep the buffers of a consumer's partitions filled, and wakes the thread that waits for
     data. Any thread may call the methods.
 
-    endpoint_of: returns the endpoint of the broker that a partition is read from. record: commits the offset where the
-    group begins in a partition, and then calls `go_on`.
+    endpoint_of: returns the endpoint of the broker that a partition is read from. record: a function that takes a
+    RECORD request, commits the request's offset (where the group begins in the partition), and then calls `go_on`.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class Fetcher:
     # --- the thread in poll() ---------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Wake the thread that waits in poll(), so that it looks for data. If the thread is in a system call, it looks
-        for data when this call has ended.
+        """Wake the thread that waits in poll(), so that it looks for data. If the thread is just reading from a socket,
+        it looks for data after that.
         """
         with self._bell_lock:
             if not self._rung:
@@ -87,7 +87,8 @@ class Fetcher:
 
     def listen(self) -> None:
         """Forget all earlier calls of `wake`. After `listen` the caller must look for data and, if there are none, call
-        `wait`. A call of `wake` after `listen` ends this `wait`, so no data that come in between are missed.
+        `wait`. If `wake` was called after `listen`, this `wait` returns at once, so data that come between `listen` and
+        `wait` are not missed.
         """
         if self._rung:
             with self._bell_lock:
@@ -148,8 +149,9 @@ class Fetcher:
             raise
 
     def _ask_anew(self, cursor: PartitionCursor) -> None:
-        """Send the request of a partition again, because the thread that was sending it was interrupted. Another thread
-        sends it after a pause. The pause is needed because the cause may be a bug that would recur at once.
+        """Let the timer thread send a partition's request again after a pause, because an exception has ended another
+        thread's work on the request. The pause is needed because the exception may come from a bug, and would then be
+        raised again at once.
         """
 
         def ask() -> None:
@@ -256,7 +258,9 @@ class Fetcher:
         )
 
     def _begun(self, request: Request, head: Frame) -> None:
-        """Process the header of an answer before its body has arrived. Runs on the thread that reads the connection."""
+        """Called when the header of an answer has arrived, but not its body: if possible, send the partition's next
+        request already now. Runs on the thread that reads the connection.
+        """
         try:
             ahead = self._core.answer_begins(request, head)
             if ahead is not None:
@@ -287,7 +291,7 @@ class Fetcher:
             raise
 
     def _look_into(self, partition: TopicPartition, endpoint: Endpoint, doubt: Reached) -> None:
-        """Ask the broker whether it has lost messages before the position `doubt` that this consumer has read, and let
+        """Ask the broker whether it has lost messages that this consumer has read, before the position `doubt`, and let
         the core log the answer. Runs on a thread of that broker.
         """
         found: int | MetaqError | None
@@ -298,8 +302,8 @@ class Fetcher:
         self._core.looked_into(partition, doubt, found)
 
     def _then(self, request: Request, pause: float | None) -> None:
-        """Send the next request of the partition in `pause` seconds, after its last request was answered or has
-        failed.
+        """Called when a partition's request was answered or has failed: send the partition's next request in `pause`
+        seconds, or send none if `pause` is None.
         """
         cursor = request.cursor
         if cursor.has_next or self._core.is_refused:

@@ -15,8 +15,8 @@ OnPartitions = Callable[[list[TopicPartition]], None]
 
 
 class Notice:
-    """A pending report to the user, by a callback, that partitions were assigned or are revoked. left: the partitions
-    that were not reported to the user yet.
+    """A call of the user's callback that is still to be made, to report that partitions were assigned or are revoked.
+    left: the partitions that were not reported to the user yet.
 
     told: a function that is called with the partitions after the user's callback, on the same thread. The function may
     be called twice for the same partitions.

@@ -30,19 +30,19 @@ __all__ = [
 ]
 
 BEGINNINGS_GATHER_SECONDS = 0.01
-"""Seconds that a partition without a committed offset waits for other such partitions, so that their first offsets are
-committed together. The first offsets are not known at the same moment, because brokers report the ends of partitions
-one by one.
+"""When a consumer has found the first offset of a partition without a committed offset, it waits this many seconds
+before it commits the offset. So one commit can contain the first offsets of several partitions, although brokers report
+the ends of partitions one by one.
 """
 ALONE_LOOK_SECONDS = 0.05
-"""If a process may have died because of a message, the next worker thread that has this message gives it to the handler
-only when no other message is being handled in its process. This is the number of seconds between two checks whether
+"""If a message may have killed a process, the worker thread that has the message next gives it to the handler only when
+no other thread of the worker's process is handling a message. This is the number of seconds between two checks whether
 another message is still being handled.
 """
 SUSPECT_MESSAGES = 64
-"""After a process has died, the next owner of a partition records each of this many messages in ZooKeeper before it
-handles the message. Each message costs two writes to ZooKeeper of some milliseconds each, so the writes for all 64 take
-a fraction of a second.
+"""If the last owner of a partition has died, the next owner records each of the partition's first messages in ZooKeeper
+before it handles the message, up to this number of messages. Each message costs two writes to ZooKeeper of some
+milliseconds each, so the writes for all 64 take a fraction of a second.
 """
 CAREFUL_MESSAGES = 1 << 16
 """After the first SUSPECT_MESSAGES messages, the number of messages between two commits doubles with each commit, up to
@@ -77,9 +77,9 @@ reassigns the broker's partitions. After a restart, the preferred leader leads a
 set again. ZONE_SETTLE_SECONDS is longer than the restart and these 60 s, so such a restart causes no rebalance.
 """
 SENDING_LOOK_SECONDS = 0.25
-"""Seconds that a worker waits until the broker has stored a failed message, before it works on other partitions. Later
-checks whether the message is stored come at intervals of the same length. Storing takes milliseconds while the broker
-is reachable.
+"""A worker that sends a failed message back to the broker waits at most this many seconds until the broker has stored
+it, and then works on other partitions. Later it checks at intervals of this length whether the message is stored.
+Storing takes milliseconds while the broker is reachable.
 """
 RECOVERED_PAGE = 100
 """Number of messages that a LocalRecoverStore reads at once."""
@@ -90,9 +90,9 @@ Fetching again may help, because the record may have been damaged only during it
 """
 EMPTY_GETS = 60
 """Number of empty answers in a row after which the client asks the broker for the end of the partition (text protocol).
-The client must ask because its position may be after the end of the partition, if the broker has lost data; requests
-from such a position get only empty answers. With the longest pauses this takes half a minute. The time must not be much
-shorter, because a Java broker may deliver bytes before it counts them as flushed and as part of the partition.
+If the broker has lost data, the client's position may be after the end of the partition, where requests get only empty
+answers; so the client must ask. With the longest pauses this takes half a minute. The time must not be much shorter,
+because a Java broker may deliver bytes before it counts them as flushed and as part of the partition.
 """
 WAITED_SHARE = 0.5
 """A fraction of the time for which a request asks the broker to wait for data (framed protocol). If an empty answer
@@ -103,19 +103,19 @@ LARGEST_GET_BYTES = 32 << 20
 """Maximum number of bytes that a request of the text protocol asks for. No message is larger."""
 
 SUSPENDED_SHARE = 1 / 3
-"""A share of the ZooKeeper session timeout. If the client has had no connection for longer than this, the session may
-be over (ZkSession.suspended_seconds).
+"""A fraction of the ZooKeeper session timeout. If the client has had no connection to ZooKeeper for longer than this
+fraction, the session may be over (ZkSession.suspended_seconds).
 """
 UNPROVED_SHARE = 2 / 3
-"""A share of the ZooKeeper session timeout. If the last proof that the session is alive is older than this, the process
-must assume that the session may be over.
+"""A fraction of the ZooKeeper session timeout. If the last proof that the session is alive is older than this fraction,
+the process must assume that the session may be over.
 """
 PROOF_SHARE = 1 / 9
-"""A share of the ZooKeeper session timeout: the time between two proofs that the session is alive. Two proofs may fail
-before the session is doubted.
+"""A fraction of the ZooKeeper session timeout: the client seeks a proof that the session is alive at intervals of this
+length. Two proofs in a row may fail before the client doubts the session.
 """
 RETURN_SECONDS = 5.0
-"""If ZooKeeper was set back to an older state, a member leaves partitions that it did not own to their former owners
-for the session timeout plus this many seconds. The former owners all lost their connections to ZooKeeper at the same
-moment, and come back within this time.
+"""If ZooKeeper was set back to an older state, a member at first reads only partitions that it owned before. It leaves
+the other partitions to their former owners for the session timeout plus this many seconds. The former owners all lost
+their connections to ZooKeeper at the same moment, and come back within this time.
 """

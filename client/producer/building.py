@@ -174,11 +174,11 @@ def build_batch(
     packer: Packer | None = None,
 ) -> OutgoingBatch:
     """Build a batch of messages that are sent together. The options apply to every payload, but an item that is a
-    Message keeps its own attributes. If this producer does not compress, the payload of a Message is decompressed,
-    because the topic may not allow compression.
+    Message keeps its own attributes. If this producer does not compress, a compressed payload of a Message is
+    decompressed, because the topic may not accept compressed messages.
 
-    items: this function may change the list: it converts payloads that are not `bytes` objects to `bytes`. Raises the
-    same errors as `build_message`, and LocalProtocolError if a frame cannot hold the messages.
+    items: the batch's payloads and Messages; in this list, the function replaces payloads that are not `bytes` objects
+    by `bytes`. Raises the same errors as `build_message`, and LocalProtocolError if a frame cannot hold the messages.
     """
     flag, text = _encode(**options)
     if flag & DELAYED_FLAG and any(isinstance(item, Message) for item in items):
@@ -407,13 +407,12 @@ def _no_partition_of_a_topic(value: object) -> TypeError:
 
 
 def _check_size(flag: int, body: bytes, topic: str = "") -> None:
-    """Check whether a body with more than MAX_BODY_BYTES is allowed, and raise LocalProtocolError if it is not.
-    Properties that metaq has added do not count for the limit MAX_BODY_BYTES, but the whole body must not exceed
-    MAX_RECORD_BODY_BYTES.
+    """Raise LocalProtocolError if the body of a message is too large. Without the properties that metaq has added, it
+    may have MAX_BODY_BYTES; with them, it may have MAX_RECORD_BODY_BYTES.
 
-    topic: the topic if it is one of metaq's own topics, or "" if it is a user's topic. In a topic of metaq's own, the
-    limit is different, because such a message was accepted earlier as a user's message and may have become larger
-    since. For example, its attribute may have been turned into properties.
+    topic: the topic if it is one of metaq's own topics, or "" if it is a user's topic. In a topic of metaq's own, only
+    the limit MAX_RECORD_BODY_BYTES holds, because such a message was accepted earlier as a user's message and may have
+    become larger since. For example, its attribute may have been turned into properties.
     """
     size = len(body) - own_bytes(body, flag)
     if size > MAX_BODY_BYTES and topic[:1] != OWN_MARK:

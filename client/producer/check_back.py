@@ -4,7 +4,8 @@ broker. If the outcome does not come, the broker asks for it.
 If the caller waits for the transaction, its thread sends the half message, does the work and sends the outcome itself.
 If the caller does not wait, the half message is sent like every asynchronous message. The thread that reads the
 broker's answer to the half message hands the transaction to the threads of LocalWork. The LocalWork threads do the work
-and send the outcome (ending_halves.py). The thread that reads the broker's answer to the outcome ends the future.
+and send the outcome (ending_halves.py). The thread that reads the broker's answer to the outcome gives the
+transaction's future its result.
 
 The local work is not begun if so much time has passed that the broker may have asked another producer of the group
 about the transaction (`check_age`). The other producer may have answered that nothing is committed, and then the broker
@@ -49,8 +50,8 @@ __all__ = ["Execute", "HalfTransactions", "TransactionResult", "check_age"]
 log = get_log(__name__)
 
 _LEAST_LIMIT_SECONDS = 0.5
-"""The local work may always begin within this many seconds after the call, even if the broker's first check comes
-earlier. This is safe, because brokers first ask the producer of the transaction, and other producers only
+"""Until this many seconds after the call of the transaction, the local work may begin even if the broker's first check
+comes earlier. This is safe, because brokers first ask the producer of the transaction, and other producers only
 HALF_GRACE_SECONDS (3) later. The remaining 2.5 seconds allow for clocks that run at different speeds.
 """
 
@@ -106,8 +107,8 @@ class HalfSends(Protocol):
 
 
 def check_age(half: SendResult, seconds: float, check_after: float | None) -> TransactionTooLate | None:
-    """Return an error if the local work must not begin, because the call was `seconds` ago and the broker may have
-    asked another producer for the outcome. Return None if the local work may begin.
+    """Return an error if the local work must not begin: the transaction was called `seconds` ago, and the broker may
+    already have asked another producer for the outcome. Return None if the local work may begin.
 
     check_after: seconds until the broker's first check; it is None if the broker does not announce this time.
     """
@@ -261,8 +262,8 @@ class _Asynchronous:
         self._ender.gather(transaction)
 
     def told(self, transactions: Sequence[_Transaction]) -> None:
-        """End these transactions, because the broker has acknowledged their outcomes, or the outcomes could not be sent
-        in time.
+        """End these transactions: the broker has either acknowledged a transaction's outcome, or the outcome could not
+        be sent to the broker in time.
         """
         self._own.decided([each.half_id for each in transactions if each.reply is not None])
         with Callbacks():
@@ -443,8 +444,8 @@ class HalfTransactions:
         options: SendOptions,
     ) -> tuple[bytes, int, bytes, Timing]:
         """Check the arguments of a call. Return the payload as bytes, the flag and the body of the half message's
-        record, and its timing. After this call, `check` is used to answer brokers' questions about the group's
-        transactions.
+        record, and its timing. From this call on, `check` answers brokers' questions about transactions of this group
+        and topic.
 
         call: the name of the called method, for the texts of errors. Raises TypeError, ConfigError, InvalidName,
         LocalProtocolError.

@@ -39,8 +39,8 @@ class CheckPace:
         return self._backoff.next()
 
     def is_news(self, reason: str) -> bool:
-        """Return whether a warning shall be logged for a failure, because its reason differs from the reason of the
-        failure before it.
+        """Return whether a warning shall be logged for a failed request: it shall, unless the request before it has
+        failed for the same reason.
         """
         told, self._told = self._told, reason
         return told != reason

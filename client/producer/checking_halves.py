@@ -1,7 +1,7 @@
 """Answer brokers' questions about the outcomes of transactions of the producer's group.
 
-For each group and broker one thread waits for the broker's questions. These threads have connections of their own, so
-that no send must wait on a connection on which a thread waits for questions. Each thread also calls the check functions
+For each group and broker one thread waits for the broker's questions. These threads use connections on which nothing is
+sent, so that no send has to wait behind a request that waits for questions. Each thread also calls the check functions
 for its questions, one after the other. If the question is about a half message of this producer itself, OwnHalves
 (own_halves.py) first decides whether to answer without a check function, to call a check function, or to give no answer
 yet.
@@ -82,7 +82,8 @@ class Checker:
     def use(self, group: str, topic: str, check: Check | None) -> None:
         """Answer questions for this group and topic with the function `check` from now on. The new function replaces an
         earlier one. If `check` is None, the earlier function stays in use. As long as there is no function, this
-        producer requests no questions for this group and topic, and other producers of the group answer them.
+        producer requests no questions for this group and topic, so only other producers of the group get and answer
+        them.
         """
         if check is None or self._checks.get((group, topic)) is check:  # a loop passes the same check for each message
             return
@@ -96,8 +97,8 @@ class Checker:
             self._bell.ring()
 
     def close(self, seconds: float) -> None:
-        """Stop answering. Wait at most `seconds` for a running check. The result of a check that is still running is
-        not reported to the broker, which asks another producer instead. Idempotent.
+        """Stop answering. Wait at most `seconds` for a running check. If the check is still running then, its result is
+        not reported to the broker, and the broker asks another producer. Idempotent.
         """
         with self._lock:
             self._closed = True
@@ -230,8 +231,7 @@ class _Asker:
         self._pace = CheckPace()
         self._connection: Connection | None = None
         self.topics: frozenset[str] = frozenset()
-        """The topics that are named in the request that is waiting at the broker now. If no request is waiting there,
-        these are the topics of the last request.
+        """The topics that the last request of this thread has named; this request may still be waiting at the broker.
         """
         self.has_ended = False
         self._thread = BackgroundThread(self._run, f"metaq-check-{broker}")

@@ -95,8 +95,8 @@ class FlightRequest(Protocol):
         """
 
     def read(self, index: int, reply: Reply | None, error: MetaqError | None) -> Landing | None:
-        """Decode the answer to the request's opaque number `index` (counted from 0), or process the error that came
-        instead of an answer. Return the outcome of the request's turns, or None as long as other answers to this
+        """Decode the broker's answer number `index` (counted from 0) to this request, or process the error that came
+        instead of this answer. Return the outcome of the request's turns, or None as long as other answers to this
         request are missing. A second call with the same answer does no harm.
         """
 
@@ -140,8 +140,8 @@ class FlightCodec:
             raise CompressionUnknown(broker.endpoint)
 
     def refused(self, turns: Sequence[Turn], broker: Able) -> Sequence[FailedTurn]:
-        """Return the turns (the messages of one partition in a request) that contain delayed or half messages, each
-        with an error, if this broker cannot keep such messages.
+        """Return, each with an error, the turns (a turn is the messages of one partition in a request) that the broker
+        cannot accept: turns with delayed or half messages, if the broker does not support such messages.
         """
         if broker.takes_delays and broker.takes_halves:
             return ()
@@ -279,7 +279,7 @@ class FrameRequest:
 
 class PutRequests:
     """The messages of one partition (a turn), sent as pipelined puts of the text protocol to a broker that does not
-    speak the framed protocol. The broker answers each put by itself.
+    speak the framed protocol. The broker answers each put separately.
 
     A Java broker may append pipelined puts in another order (wire.md §5), so messages with a key are sent one at a time
     (`PartitionQueue.take`).
@@ -363,7 +363,9 @@ def put_result(reply: Reply | None, partition: TopicPartition, endpoint: Endpoin
 
 
 def no_halves(broker: Able) -> RequestRefused:
-    """Return the error for a transaction with check-back at a broker that does not support them."""
+    """Return the error for a half message that cannot be sent, because this broker does not support transactions with
+    check-back.
+    """
     return RequestRefused(
         ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
         f"{broker.endpoint} keeps no half messages (its version, {broker.peer_version!r}, does not say "
@@ -389,8 +391,8 @@ def _unreadable(endpoint: Endpoint, why: object) -> RemoteProtocolError:
 
 
 def _age_ms(queue: PartitionQueue, now: float) -> int:
-    """Return how many milliseconds ago, rounded up, the request that is now repeated for this partition was sent for
-    the first time.
+    """Called when a request for the partition of `queue` is repeated: return the milliseconds since the request was
+    first sent, rounded up.
     """
     return max(0, math.ceil((now - queue.sent_at) * 1000))
 
@@ -501,7 +503,7 @@ def give_results(
 
 def _chosen(partition: TopicPartition, number: int) -> TopicPartition:
     """Return the partition in which the broker has stored the messages. partition: the partition in the request.
-    number: the partition number in the answer; it is used only if the request had left the choice of the partition to
-    the broker.
+    number: the partition number in the broker's answer; it counts only if the request has named no partition, so that
+    the broker has chosen one.
     """
     return partition if partition.partition >= 0 else partition._replace(partition=number)

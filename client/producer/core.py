@@ -88,8 +88,9 @@ class ProducerCore:
         interruptible: Callable[[], bool] = lambda: False,
         follow: Callable[[MetaqError], float | None] = lambda _: None,
     ) -> None:
-        """follow: a function that takes the error of a request. If another node leads the broker set, it returns the
-        seconds to wait before the request is sent to that node, otherwise None; see ConnectionPool.follow.
+        """follow: a function that takes the error of a request. If this error says that another node leads the broker
+        set, the function returns the seconds to wait before the request is sent to that node, otherwise None; see
+        ConnectionPool.follow.
         """
         self._places = places
         self._clock = clock
@@ -114,9 +115,9 @@ class ProducerCore:
         self._depart = self._all.depart
         self._last_look = -math.inf
         self.due: list[tuple[float, int, PartitionQueue | BrokerQueue | None]] = []
-        """The work that `wake` will do: a heap of (time, number, queue), sorted by time, and entries of the same time
-        by number. For an entry whose queue is None, `wake` sends the messages of all queues. A driver may only check
-        whether the heap is empty.
+        """The work that `wake` will do: a heap of entries (time, number, queue). The entry with the earliest time is
+        the first; among entries of the same time, the one with the lowest number. For an entry whose queue is None,
+        `wake` sends the messages of all queues. A driver may only check whether the heap is empty.
         """
         self._numbers = itertools.count()
         self.expire_at = math.inf
@@ -138,8 +139,9 @@ class ProducerCore:
 
     @property
     def keys_move(self) -> bool:
-        """Whether messages are held back until earlier messages of their keys have ended. If so, `release` must not
-        only subtract from the buffer's counts: it may also have to put messages that were held back into queues.
+        """Whether messages are held back until earlier messages of their keys have ended. If so, `release` not only
+        subtracts from the counts of buffered messages and bytes, but may also have to put held back messages into
+        queues.
         """
         return bool(self._keys.moving)
 
@@ -184,7 +186,8 @@ class ProducerCore:
         return batch.outcome, count
 
     def sticks_to(self, where: Hashable) -> TopicPartition | None:
-        """Return the partition of the previous message without a key, if the next one shall go to the same partition.
+        """Return the partition to which the last message without a key went, if the next such message shall go there,
+        too.
         where: the topic or the partition that the caller has named; see `join`. Return None if a partition must be
         chosen.
         """
@@ -270,9 +273,9 @@ class ProducerCore:
     def landed_alone(self, flight: Flight) -> Sequence[Flight] | None:
         """Process the successful end of a flight with one message, as `landed` does for other flights. Return the
         flights that the caller must send. They contain the messages that were queued while this flight was under way.
-        In three cases, do nothing and return None, and the caller must call `landed`: keys are moving to other
-        partitions, some partition is avoided because a send to it has failed, or other messages were queued and an
-        interrupt can reach the calling thread.
+        In three cases, do nothing and return None; then the caller must call `landed`. The cases are: some keys are
+        moving to other partitions; some partition is avoided because a send to it has failed; or further messages are
+        queued, and an interrupt can reach the calling thread.
 
         If a thread waits for the message, this method also does the work of `release`, because no callback of the
         message has to run first. If an interrupt comes, either all changes are made or none.
@@ -372,8 +375,8 @@ class ProducerCore:
             self._messages += 1
 
     def let_go(self, messages: int, size: int) -> None:
-        """Stop counting messages that `keep` has counted, because their transactions have ended. messages: their
-        number. size: their bytes together.
+        """Stop counting messages that `keep` has counted, because their transactions have ended. messages: the number
+        of these messages. size: the sum of their bytes.
         """
         with self._lock:
             self._buffered -= size
@@ -390,8 +393,8 @@ class ProducerCore:
 
     def wake(self, now: float) -> Actions:
         """Do the work that is due at the time `now`: send messages whose linger time is over, and retry the messages of
-        partitions whose pause after a failure is over. For the messages to retry, the core chooses partitions again,
-        which may call a user's selector.
+        partitions whose pause after a failure is over. The core chooses a new partition for each message that it
+        retries, and may call a user's selector for this.
         """
         flights: list[Flight] = []
         paused: list[PartitionQueue] = []
@@ -475,7 +478,7 @@ class ProducerCore:
 
     def _try_again(self, paused: Iterable[PartitionQueue], flights: Sequence[Flight]) -> Actions:
         """End the pause of these queues, and choose new partitions for all their messages. Return the flights that must
-        be sent, which include `flights`, and the messages that have ended.
+        be sent (the given `flights` and new ones), and the messages that have ended.
         """
         ended: list[GivenUp] = []
         following = list(flights)
@@ -540,8 +543,8 @@ class ProducerCore:
         heapq.heappush(self.due, (when, next(self._numbers), what))
 
     def _by_key(self, outgoing: Outgoing) -> TopicPartition:
-        """Return the partition of a message with a key. If the key's partition is unknown, return the partition of the
-        topic's first message. Raises NoPartition if no message of the topic was accepted yet.
+        """Return the partition of a message with a key. If the key's partition is unknown, return the partition that
+        the topic's first accepted message got. Raises NoPartition if no message of the topic was accepted yet.
         """
         partition = self._keys.place(outgoing) or self.partition_of(outgoing.topic)
         if partition is None:

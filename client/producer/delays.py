@@ -149,9 +149,9 @@ class DelayedResults(Sequence[SendResult]):
     def __init__(
         self, first_id: int, partition: TopicPartition, waits: Sequence[int], replicas: int | None = None
     ) -> None:
-        """waits: for each message its delivery time in Unix ms, or for all messages the delay in ms; only the
-        differences between the numbers matter. For half messages it is the delay in ms until the broker's first
-        question, or 0 if the broker chooses this delay.
+        """waits: one number for each message: its delivery time in Unix ms, or its delay in ms. Only the differences
+        between these numbers matter. For half messages it is the delay in ms until the broker's first question, or 0 if
+        the broker chooses this delay.
         """
         self.partition = partition
         self.replicas = replicas

@@ -214,10 +214,10 @@ class Driver:
         return outgoing.result
 
     def _accept(self, outgoing: Outgoing) -> tuple[PartitionQueue | None, Sequence[Flight]]:
-        """Choose the message's partition and add the message to the core. If the buffer (the messages that the core
-        holds at most) is full, first wait for room, at most until the message's deadline. Raises RequestTimedOut (no
-        room until the deadline), ClientError (the producer is closed, or the buffer is full and the caller is a
-        callback of a send), NoPartition, and exceptions of a user's selector.
+        """Choose the message's partition and add the message to the core. If the core already holds as many messages as
+        the limits of the buffer allow, first wait for room, at most until the message's deadline. Raises
+        RequestTimedOut (no room until the deadline), ClientError (the producer is closed, or the buffer is full and the
+        caller is a callback of a send), NoPartition, and exceptions of a user's selector.
         """
         core = self.core
         partition = self._route(outgoing)
@@ -230,8 +230,8 @@ class Driver:
         return accepted
 
     def _recover(self, outgoing: Outgoing) -> None:
-        """Finish the accepting or sending of this message after an interrupt (such as KeyboardInterrupt) has ended the
-        thread's work on it. Runs on another thread than the interrupted one.
+        """Called after an interrupt (such as KeyboardInterrupt) has ended a thread while it accepted or sent this
+        message: finish this work. Runs on another thread than the interrupted one.
         """
         self._sender.lose_untaken(outgoing.flights)
         self.core.hurry()
@@ -244,7 +244,7 @@ class Driver:
 
         If no broker publishes the topic now, but this producer has sent to it before, the message is queued for the
         partition used before, at most until its deadline. In this case the topic's only broker may be restarting, or
-        its ZooKeeper session may just have ended.
+        the broker's ZooKeeper session may just have ended.
         """
         if outgoing.key is not None and outgoing.goes_by_key:
             known = not outgoing.once and self.core.partition_of(outgoing.topic) is not None
@@ -306,9 +306,9 @@ class Driver:
         return self.core.is_empty() and not self._telling  # in this order, see `_do`
 
     def end(self, timeout: float) -> None:
-        """Accept no more messages, wait at most `timeout` seconds until all accepted messages are delivered or have
-        failed, and end the remaining messages with an error. `end`, `end_at_exit` and `close` are called only on
-        threads that cannot be interrupted.
+        """Wait at most `timeout` seconds until all accepted messages are delivered or have failed. Then accept no more
+        messages, and end the remaining ones with an error. `end`, `end_at_exit` and `close` are called only on threads
+        that cannot be interrupted.
         """
         deadline = self._clock() + timeout
         try:
@@ -402,9 +402,9 @@ class Driver:
         self._do(self.core.expire(self._clock()))
 
     def _view_changed(self, topic: str) -> None:
-        """React to a change of a topic's view (the topic's partitions, and all brokers registered in ZooKeeper, also
-        those without the topic). The retry thread sends the topic's waiting messages again, and the connection pool is
-        told which brokers are registered. Any thread may call this.
+        """Called when a topic's view has changed: the topic's partitions, or the brokers that are registered in
+        ZooKeeper (also those without the topic). Let the retry thread send the topic's waiting messages again, and tell
+        the connection pool which brokers are registered. Any thread may call this.
         """
         self._changed_topics.add(topic)
         self._timers.call_later(0.0, self._try_changed)
@@ -441,7 +441,7 @@ class Driver:
 
     def let_go(self, messages: int, size: int) -> None:
         """Stop counting messages that `keep` has counted for the limits of the buffer (ProducerCore.let_go). messages:
-        their number. size: their bytes together. Wake the threads that wait for room in the buffer.
+        the number of these messages. size: the sum of their bytes. Wake the threads that wait for room in the buffer.
         """
         self.core.let_go(messages, size)
         self._released()

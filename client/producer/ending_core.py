@@ -68,8 +68,8 @@ class Telling(Waiter):
         self.connection: Connection | None = None  # the connection that its thread drives
 
     def told(self, together: Sequence[Any]) -> None:
-        """Process the end of outcomes for which no thread waits. The driver calls this method on only one of the
-        outcomes that are done; `together` contains all of them, this one included. The method runs on a thread that
+        """Called when outcomes for which no thread waits have ended. The driver calls this method once for several such
+        outcomes, on one of them; `together` contains all of them, this one included. The method runs on a thread that
         reads brokers' answers, so it must not block.
         """
 
@@ -155,8 +155,8 @@ class EndingCore:
             return True
 
     def next_lingering(self) -> EndBatch | None:
-        """Choose a partition whose outcomes `gather` has held back so that more outcomes could go in the same request,
-        and return these outcomes as a batch to send now. Return None if there is no such partition.
+        """Choose a partition with outcomes that `gather` has held back, and return these outcomes as a batch that the
+        driver must send now. Return None if there is no such partition.
         """
         while self._lingering:
             with self._lock:
@@ -170,9 +170,9 @@ class EndingCore:
         return None
 
     def untaken(self, partition: TopicPartition, sender: object) -> EndBatch | None:
-        """Return the batch that the thread of `sender` had to send and did not send, because the thread was
-        interrupted. If no batch of the partition is in flight or about to be sent, return the partition's next batch.
-        Return None if there is nothing to send.
+        """Called if the thread that `sender` identifies (see EndBatch) was interrupted: return the batch that this
+        thread should have sent, unless it has sent the batch. If no batch of the partition is in flight or about to be
+        sent, return the partition's next batch. Return None if there is nothing to send.
         """
         place = self._place(partition)
         with self._lock:
@@ -197,9 +197,9 @@ class EndingCore:
             return self._take(batch.place, batch) if batch.place.batch is batch else None
 
     def failed(self, batch: EndBatch, error: MetaqError) -> EndBatch | None:
-        """Process a failed batch. If the error is temporary, the outcomes whose deadlines allow it are queued to be
-        sent again after a pause. The other outcomes of the batch end with `error`. If no outcome is queued again,
-        return the partition's next batch, as `landed` does; otherwise return None.
+        """Process a failed batch. If the error is temporary, the outcomes whose deadlines are later than the end of a
+        pause are queued again, to be sent after this pause. The other outcomes of the batch end with `error`. If no
+        outcome is queued again, return the partition's next batch, as `landed` does; otherwise return None.
         """
         pause = math.inf
         if error.retriable or isinstance(error, NotLeader | NoPartition):
@@ -231,8 +231,8 @@ class EndingCore:
             return self._take(place, self) if place.batch is None else None
 
     def ended(self, tellings: Iterable[Telling]) -> list[Telling]:
-        """Mark those of the given outcomes for which no thread waits as done. Return the ones that were not marked
-        before: the driver must call `told` for them.
+        """Among the given outcomes, mark as done each outcome for which no thread waits. Return the outcomes that were
+        not marked before; the driver must pass them to `told`.
         """
         with self._lock:
             ended = [each for each in tellings if not each.blocks and not each.done]
@@ -241,7 +241,7 @@ class EndingCore:
             return ended
 
     def expire(self) -> list[Telling]:
-        """Set an error in the outcomes whose deadline has passed and for which no thread waits, and return these
+        """Give an error to each outcome whose deadline has passed and for which no thread waits, and return these
         outcomes.
         """
         now = self._clock()

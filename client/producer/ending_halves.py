@@ -5,9 +5,9 @@ flight. Outcomes for which no thread waits are held back for OUTCOMES_SECONDS, o
 waits to begin. The outcomes that were collected while a request was in flight are sent by the thread that reads its
 answer.
 
-**Interrupts** (interrupts.py). If a thread is interrupted while it sends, another thread sends instead (`_go_on`). If
-an answer concerns more outcomes than the one for which the reading thread waits, a thread that cannot be interrupted
-processes it.
+**Interrupts** (interrupts.py). If a thread is interrupted while it sends, another thread sends instead (`_go_on`). An
+answer that concerns other outcomes than the one for which the reading thread waits is processed by a thread that cannot
+be interrupted.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class Ender:
         self._pass_on(batch, self._core.failed(batch, error))
 
     def _pass_on(self, batch: EndBatch, following: EndBatch | None) -> None:
-        """Tell those who wait for the outcomes of `batch` how sending them has ended. Let the timer thread send
+        """Finish those outcomes of `batch` that have a reply or an error (`_finish`). Let the timer thread send
         `following`, the partition's next batch. The current thread does not send it, because it may be a thread that
         can be interrupted, or one that reads answers and must not wait until a new connection is open.
         """

@@ -89,9 +89,9 @@ class Failures:
         return now < queue.repeat_until and any(not each.done and now < each.deadline for each in queue.repeat)
 
     def _keep(self, queue: PartitionQueue, batch: list[Outgoing], error: MetaqError, sent_at: float) -> list[GivenUp]:
-        """Keep a request that has a sequence number and that the broker may have stored, so that it can be repeated
-        unchanged until the last deadline of its messages. If all deadlines have passed, return all its messages with
-        their errors instead.
+        """Called for a failed request that has a sequence number and that the broker may have stored: keep the request,
+        so that it can be repeated unchanged until the last deadline of its messages. If all deadlines have passed,
+        return all its messages with their errors instead.
         """
         now = self._clock()
         follows = self._note(batch, error, now)

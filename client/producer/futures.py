@@ -3,7 +3,7 @@
 This is cheaper than the standard library's Future, which creates a Condition and an RLock for every message, and whose
 result must be set in each future separately. A SendFuture holds only an index into its Outcome. The result is set once
 in the Outcome, for all messages of a batch, and only futures with a waiting thread or callbacks are notified. The
-SendResult of a message is created when it is read.
+SendResult of a message is created when the program reads it from the future.
 
 The module relies on private attributes of CPython's Future: `_state`, `_result`, `_exception`, `_waiters`,
 `_done_callbacks` and `_condition`. CPython has not changed them since version 3.2, and the executors of other libraries
@@ -51,9 +51,9 @@ T = TypeVar("T")
 log = get_log(__name__)
 _making = threading.Lock()
 _running = RUNNING
-"""The object that is the state of unfinished futures created in this process. After a fork, the child process replaces
-this object by a new one, which is equal but not identical to the parent's object. So the child recognizes unfinished
-futures of its parent, whose results it will never get: their state is not the child's own object.
+"""The state of all unfinished futures that this process has created: they share this one object. After a fork, the
+child process replaces the object by a new one, which is equal but not identical to the parent's object. So the child
+recognizes unfinished futures of its parent, whose results it will never get: their state is not the child's own object.
 """
 
 
@@ -173,8 +173,8 @@ class Outcome:
         self.watched: list[SendFuture[Any]] | None = None  # few outcomes have watched futures
 
     def settle(self, error: BaseException | None, result: Any) -> None:
-        """Set the result or the error, and notify the watched futures. Only the first call has an effect. A later call
-        changes nothing, for example if an answer comes after the deadline.
+        """Set the result or the error, and notify the watched futures. Only the first call has an effect; for example,
+        an answer that comes after the deadline changes nothing.
         """
         with _making:
             if self.state == FINISHED:
@@ -286,8 +286,8 @@ class SendFuture(Future[T]):
     # --- who waits --------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Add this future to the futures that its Outcome notifies when the Outcome gets its result or error. Do
-        nothing if the result or error is already set. A repeated call does no harm.
+        """Add this future to its Outcome's list `watched`, so that the Outcome notifies the future when the result or
+        error is set. Do nothing if the result or error is already set. A repeated call does no harm.
         """
         outcome = self.outcome
         with _making:
@@ -344,10 +344,10 @@ class SendFuture(Future[T]):
         return True
 
     def _end_late(self, condition: threading.Condition) -> None:
-        """Mark this future as finished. Its condition was still locked when its Outcome got the result. The condition
-        may be locked for long: the standard library's `wait` on very many futures holds the conditions of all of them
-        while it counts the unfinished ones. If a future were marked during this counting without the lock, `wait` would
-        miscount, and return too early. So this method waits for the lock.
+        """Mark this future as finished. Called if the future's condition was still locked when the Outcome got its
+        result. The condition may be locked for long: the standard library's `wait` on very many futures holds the
+        conditions of all of them while it counts the unfinished ones. If a future were marked during this counting
+        without the lock, `wait` would miscount, and return too early. So this method waits for the lock.
         """
         if not self._end_with(condition, tuning.LEFT_LOCKED_SECONDS):
             self._end()  # the thread that locked it was interrupted, and never unlocks it
@@ -359,8 +359,9 @@ class SendFuture(Future[T]):
                 _tellers.tell(partial(self._tell_waiters, list(self._made_waiters)))
 
     def _tell_waiters(self, waiters: Sequence[Any]) -> None:
-        """Notify the waiters, the objects that concurrent.futures.wait and as_completed have put into the future. It
-        runs as a job of `_Tellers`, because an interrupt may have left the lock of a waiter locked forever.
+        """Notify the waiters: objects that the functions `wait` and `as_completed` of concurrent.futures have put into
+        the future. This method runs as a job of `_Tellers`, because an interrupt may have left the lock of a waiter
+        locked forever.
         """
         for waiter in waiters:
             if self.outcome.error is not None:

@@ -60,8 +60,8 @@ class KeyOrder:
 
     def place(self, outgoing: Outgoing) -> TopicPartition | None:
         """Return the current partition of a message's key, and call `look` first if the topic's partitions have
-        changed. If no broker publishes the topic now, return the key's partition among the last known partitions, or
-        None if none were ever known. Raises NoPartition.
+        changed. If no broker publishes the topic now, return the partition that the key has in the last known list of
+        partitions, or None if there never was a list. Raises NoPartition.
         """
         topic, key = outgoing.topic, outgoing.key
         assert key is not None
@@ -95,9 +95,9 @@ class KeyOrder:
         return partition_for_key(outgoing.key, known) if known else None
 
     def behind(self, outgoing: Outgoing) -> deque[Outgoing] | None:
-        """Return the list of the messages of this key that are held back (perhaps empty), to which the caller must
-        append the new message `outgoing`, because the key is moving to another partition. Return None if the message
-        need not wait.
+        """If the key of the new message `outgoing` is moving to another partition, return the list of the key's held
+        back messages, which may be empty; the caller must append `outgoing` to the list. Otherwise return None, because
+        the message need not wait.
         """
         if not self._moves or outgoing.key is None:
             return None
@@ -105,8 +105,9 @@ class KeyOrder:
         return None if move is None else move.waiting
 
     def settled(self, ended: Iterable[Outgoing]) -> list[Outgoing]:
-        """Record that the messages in `ended` are stored or have failed. Return the messages that were held back only
-        because of the `ended` ones, in the order of their sends. The caller must put the returned messages into queues.
+        """Record that the messages in `ended` are stored or have failed. If all earlier messages of a moving key have
+        now ended, return the key's held back messages, in the order of their sends; the caller must put them into
+        queues.
         """
         if not self._moves:
             return []
@@ -134,9 +135,9 @@ class KeyOrder:
         return left
 
     def _moved(self, topic: str, now: Sequence[TopicPartition]) -> None:
-        """Compute the partition of each key of the topic from the list `now`. Record a key as moving if messages of the
-        key are queued for another partition than the computed one, or are in flight to another partition. If an
-        interrupt has ended a call, the call can be repeated.
+        """For each message of the topic with a key that is queued or in flight, compute the key's partition from the
+        list `now`. If the message is queued for another partition or in flight to another partition, record its key as
+        moving. If an interrupt has ended a call, the call can be repeated.
         """
         places: dict[str | bytes, TopicPartition] = {}
         moved: dict[tuple[str, bytes], set[Outgoing]] = {}

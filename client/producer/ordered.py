@@ -76,9 +76,9 @@ class OrderedProducer(Closing):
         this producer may use it, and the producer closes it. selector: chooses among the configured partitions for
         messages without a key (default: each in turn). save_failed: whether a message is also saved if its send fails
         with another error that allows a retry; if false, `send` raises such an error. (A message is always saved if its
-        partition is closed or not registered.) A message that is saved because only the broker's answer was lost is
-        later stored twice. The other arguments are the same as for Producer. Raises ConfigError;
-        CoordinationUnavailable.
+        partition is closed or not registered.) If only the broker's answer to a message was lost, and the message is
+        therefore saved, the broker later stores it a second time. The other arguments are the same as for Producer.
+        Raises ConfigError; CoordinationUnavailable.
         """
         refuse_patched()  # before anything waits
         self._guard = ForkGuard("OrderedProducer")
@@ -180,8 +180,8 @@ class OrderedProducer(Closing):
         return {self._queues[queue]: error for queue, error in self._resender.failures.items()}
 
     def flush(self, timeout: Duration | None = None) -> bool:
-        """Try to send all saved messages now. Return whether all of them were sent within `timeout` seconds. Raises
-        ClientError in a signal handler, like close().
+        """Try to send all saved messages now. Return whether all of them were sent within `timeout` seconds. Like
+        close(), raises ClientError in a signal handler that has interrupted a call of this producer.
         """
         self._guard.check()
         refuse_in_handler("flush()", self)
@@ -242,7 +242,7 @@ class OrderedProducer(Closing):
 
     def _may_send(self, partition: TopicPartition) -> bool:
         """Return whether a message may be sent to the partition now: the partition is registered and has no saved
-        messages that must be sent first. If the partition has at most ordered_wait_messages saved messages, wait up to
+        messages that must be sent first. If it has at most ordered_wait_messages saved messages, first wait up to
         ordered_wait_seconds until they are sent.
         """
         if not self._is_available(partition):

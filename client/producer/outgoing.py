@@ -129,11 +129,11 @@ class Outgoing(Waiter):
 
     count = 1
     weight = 1
-    """How many messages this object counts as for max_buffered_messages, the limit of messages without an outcome. A
+    """The number by which this object counts for max_buffered_messages, the limit for messages without an outcome. A
     batch of send_batch() counts as 1, regardless of its size.
     """
     is_single = True
-    """Whether this object holds exactly one message, so that a SEND request can be used, which carries only one."""
+    """Whether this object holds exactly one message, so that it can be sent in a SEND request."""
 
     def __init__(self, topic: str, flag: int, checksum: int, body: Buffer, deadline: float) -> None:
         self.done = self.answered = False
@@ -226,9 +226,9 @@ class Outgoing(Waiter):
         return SendResult(first_id, partition, offset, replicas)
 
     def waits(self) -> list[int]:
-        """Return, for each record of this object, the number from which the producer computes the message's id: the
-        delivery time in Unix ms or the delay in ms; for half messages see `_waits`. Used only for delayed and half
-        messages.
+        """Return one number for each record of this object; from this number the producer computes the message's id.
+        The number is the delivery time in Unix ms or the delay in ms; for half messages see `_waits`. Used only for
+        delayed and half messages.
         """
         return _waits(self.timing, [(flag, body) for flag, _, body in self.records()])
 
@@ -293,8 +293,8 @@ class OutgoingBatch(Outgoing):
         self._encoded = self.encoded()
 
     def encoded(self) -> list[Buffer]:
-        """Return the records in the form in which a broker stores them, but with message id 0. The list has one buffer.
-        Only for a large batch it has several buffers, so that no bytes are copied.
+        """Return the records in the form in which a broker stores them, but with message id 0. The list has one buffer;
+        only if the records are large, it has several buffers, so that no bytes are copied.
         """
         if self._encoded is not None:
             return self._encoded
@@ -509,9 +509,10 @@ class GatheredBatch(OutgoingBatch):
 
 
 def _waits(timing: Timing, records: Sequence[tuple[int, Buffer]]) -> list[int]:
-    """Return a list with the number from which `pending_ids` computes the id for each record: for a delayed message,
-    its delivery time in Unix ms or its delay in ms; for a half message, the ms after which the broker asks first, or 0
-    if the broker chooses this time. records: flag and body of each record; all of them have the given timing.
+    """Return one number for each record; from these numbers `pending_ids` computes the messages' ids. For a delayed
+    message it is the delivery time in Unix ms or the delay in ms. For a half message it is the ms after which the
+    broker first asks for the outcome, or 0 if the broker chooses this time. records: flag and body of each record; all
+    of them have the given timing.
     """
     if timing is Timing.HALF:
         return [0] * len(records)
@@ -523,7 +524,7 @@ def _waits(timing: Timing, records: Sequence[tuple[int, Buffer]]) -> list[int]:
 
 
 def joined(parts: list[Buffer], size: int) -> list[Buffer]:
-    """Join the buffers into one buffer and return it in a list. If the buffers are large, return them unchanged. size:
-    bytes of all buffers together.
+    """Join the buffers into one buffer and return it in a list. If their average size is at least JOIN_BELOW_BYTES,
+    return them unchanged. size: the sum of the buffers' bytes.
     """
     return [b"".join(parts)] if size < tuning.JOIN_BELOW_BYTES * len(parts) else parts

@@ -11,8 +11,8 @@ broker has lost the outcome) the check function of its topic answers.
 
 The producer learns the id of a half message only from the broker's answer; until then it identifies the message by a
 number of its own. So if a broker asks about an unknown id, the id may belong to any half message that is in flight at
-that time, and the producer gives no answer. If the id is still unknown after all these sends have ended, the local work
-of this half message will never begin, and the question can be answered.
+that time, and the producer gives no answer. If the id is still unknown when all sends that were in flight at the first
+question have ended, the local work of this half message will never begin, and the question can be answered.
 """
 
 from __future__ import annotations

@@ -95,13 +95,13 @@ class Producer(Closing):
         nodes below the chroot.
 
         selector: chooses the partition for each message without a key (default: all partitions in turn). linger_ms: how
-        long an asynchronous message waits for other messages to share its batch. default_topic: a topic that stands in
-        for topics that no broker publishes yet: a message of such a topic keeps its own topic, but is sent to a broker
-        and a partition number of the default topic. When the first such message arrives, the broker begins to publish
-        the message's topic, if the broker's server.ini has a topic pattern that matches the name. undelivered: a store
-        in which messages of send_async and produce are saved if they cannot be delivered in time; the producer tries to
-        send the saved messages every recover_interval_seconds. No other producer may use the store, and this producer
-        closes it.
+        long an asynchronous message waits for other messages to share its batch. default_topic: a topic whose
+        partitions are used for messages of topics that no broker publishes yet. Such a message is sent to the broker of
+        one of these partitions, with the partition's number, but under the message's own topic. When the first such
+        message arrives, the broker begins to publish the message's topic, if the broker's server.ini has a topic
+        pattern that matches the name. undelivered: a store in which messages of send_async and produce are saved if
+        they cannot be delivered in time; the producer tries to send the saved messages every recover_interval_seconds.
+        No other producer may use the store, and this producer closes it.
 
         Raises ConfigError; CoordinationUnavailable if no ZooKeeper server answers within start_timeout_seconds.
         """
@@ -172,7 +172,8 @@ class Producer(Closing):
         config: ProducerConfig | None = None,
         **moved: Unpack[MovedProtocol],
     ) -> Self:
-        """Return a producer for one broker, without ZooKeeper (1.x's serverUrl).
+        """Return a producer that sends to one broker and does not use ZooKeeper, like a producer of 1.x with
+        `serverUrl`.
 
         address: `host:port`, also with 1.x's prefix `meta://`. partitions: the number of partitions of each topic. For
         a topic that is not listed, the broker chooses a partition for each message. The options `key` and `partition`
@@ -208,10 +209,10 @@ class Producer(Closing):
         `partition`: send the message to this partition. `deliver_at` (a datetime with a time zone) or `delay` (seconds
         after the broker accepts the message): the broker does not deliver the message before this time, which is at
         most 366 days ahead. In the result of such a send, `pending` is true; you can pass the result to `cancel`.
-        `ttl`: the number of seconds after the send, by this machine's clock, after which no consumer gets the message
-        any more; it must be longer than the time until `deliver_at` or the `delay`. `content_type`: the type of the
-        payload. Consumers can choose a deserializer by this type. The object that Producer.typed returns sets
-        `content_type` itself.
+        `ttl`: when this number of seconds has passed since the send, by this machine's clock, no consumer gets the
+        message any more. The ttl must be longer than the time until `deliver_at` or the `delay`. `content_type`: the
+        type of the payload. Consumers can choose a deserializer by this type. The object that Producer.typed returns
+        sets `content_type` itself.
         timeout: the limit in seconds for the whole call, including repeated tries, also on other brokers (default
         delivery_timeout_seconds).
 
@@ -241,18 +242,18 @@ class Producer(Closing):
 
         The call blocks only in four cases. For the first message to a broker, it opens the connection. For the first
         message of a topic, it reads the topic in ZooKeeper, which takes up to 3 s while a broker set has no leader. If
-        no broker publishes the topic, it reads in ZooKeeper why, to name the reason in the error's text. While messages
-        of max_buffered_bytes (or max_buffered_messages messages) wait for their outcome, it waits for room, and raises
-        RequestTimedOut if there is no room until the deadline. If no broker publishes the topic now, but this producer
-        has sent messages to the topic before, the call queues the message and returns at once. Callbacks of the future
-        run on the thread that reads the
-        answer: keep them short. On this thread, calls that wait for an answer (`send`, `flush`, a transaction) raise
+        no broker publishes the topic, it reads the names of all topics in ZooKeeper, to name the most similar one in
+        the error's text. While messages of max_buffered_bytes (or max_buffered_messages messages) wait for their
+        outcome, it waits for room, and raises RequestTimedOut if there is no room until the deadline. If no broker
+        publishes the topic now, but this producer has sent messages to the topic before, the call queues the message
+        and returns at once. Callbacks of the future run on the thread that reads the
+        answer: keep them short. In a callback, calls that wait for an answer (`send`, `flush`, a transaction) raise
         ClientError.
 
-        If the producer has a store for `undelivered` messages, and an error is only temporary, the message is saved in
-        the store instead of reporting the error. The future then ends with a result whose `pending` is true and which
-        has no message id. The producer sends the saved message again later; messages that were sent in the meantime may
-        be stored before it.
+        If the producer has a store for `undelivered` messages, and a send fails with an error that is only temporary,
+        the producer saves the message in the store and does not report the error. The future then ends with a result
+        whose `pending` is true and which has no message id. The producer sends the saved message again later; messages
+        that were sent in the meantime may be stored before it.
         """
         self._guard.check()
         deadline = self._clock() + (self._seconds if timeout is None else check_timeout(timeout))
@@ -459,17 +460,17 @@ class Producer(Closing):
         `execute` raises an exception, because the local work may have been committed before the exception. The caller
         gets the exception. If the broker is not told the outcome, for example because this process has ended, it asks a
         producer of the same group for the outcome. The broker asks for the first time `check_after` seconds from now
-        (by default the broker's value, 6), and at most 15 times in all, after growing pauses. After the last question
-        without an outcome, an operator must commit or roll back the message (`metaq halves`). `execute` must store the
-        outcome together with the local work, for example in the same database transaction, because `check` must be able
-        to find the outcome later, perhaps in another process.
+        (by default the broker's value, 6), and at most 15 times in all, after growing pauses. If the last question
+        brings no outcome, either, an operator must commit or roll back the message (`metaq halves`). `execute` must
+        store the outcome together with the local work, for example in the same database transaction, because `check`
+        must be able to find the outcome later, perhaps in another process.
 
         check: a function that answers the broker's questions about this group and topic from now on, as with
         `check_transactions`. If it is None, the function of an earlier call goes on answering them. `check(message)`
         returns True, False or HalfOutcome.UNKNOWN. UNKNOWN means that `check` cannot tell yet, because another process
         may still be doing the local work. group: the producer group, by default ProducerConfig.producer_group. timeout:
-        the limit in seconds for sending the half message, and once more for sending its outcome. The options are those
-        of `send`, except deliver_at and delay.
+        the limit in seconds for sending the half message; sending its outcome has a separate limit of the same length.
+        The options are those of `send`, except deliver_at and delay.
 
         The result's `outcome` is UNKNOWN if `execute` returned UNKNOWN, or if it returned nothing, which also logs a
         warning. The result's `outcome` is also UNKNOWN if the outcome could not be sent to the broker in time. In this
@@ -505,12 +506,12 @@ class Producer(Closing):
         for the future of another transaction occupies one of these threads meanwhile; if all of them wait like this, no
         transaction goes on.
 
-        Until the transaction ends, it counts for max_buffered_messages, and flush() and close() wait for it. When its
-        timeout is over, close() ends the remaining transactions. If `execute` was not called yet for a transaction, the
-        transaction's future ends with ClientError, and `execute` will never be called. If `execute` was called, the
-        future ends with a result whose `outcome` is UNKNOWN, and the broker asks for the outcome later. When the call
-        blocks, which errors it raises, and where the future's callbacks run: see `send_async`. `cancel()` of the future
-        always returns False.
+        Until the transaction ends, it counts for max_buffered_messages, and flush() and close() wait for it. When the
+        timeout of close() is over, close() ends the remaining transactions. If `execute` was not called yet for a
+        transaction, the transaction's future ends with ClientError, and `execute` will never be called. If `execute`
+        was called, the future ends with a result whose `outcome` is UNKNOWN, and the broker asks for the outcome later.
+        When the call blocks, which errors it raises, and where the future's callbacks run: see `send_async`. `cancel()`
+        of the future always returns False.
         """
         self._guard.check()
         seconds = self._seconds if timeout is None else check_timeout(timeout)
@@ -648,17 +649,17 @@ class Producer(Closing):
         self._tell_losses()
 
     def _end_dropped(self) -> None:
-        """Close a producer that the program no longer refers to and on which it has not called close(). This is called
-        only after all accepted messages are delivered or have failed. Failed messages are reported when the program
-        ends.
+        """Called if the program no longer refers to the producer and has not called close(): wait until all accepted
+        messages are delivered or have failed, and then close the producer. If the program was not told of some lost
+        messages, do not close it: the exit function reports these messages when the program ends.
         """
         self._driver.flush(math.inf)
         if not self._unreported:
             self.close()
 
     def _close(self, timeout: float) -> None:
-        """Close the producer. This method runs on a thread that cannot be interrupted, because an interrupted close
-        would leave futures, threads or a ZooKeeper session open.
+        """Close the producer. Runs on a thread that cannot be interrupted, because after an interrupt some futures,
+        threads or the ZooKeeper session would stay open.
         """
         if self._closing:
             return

@@ -126,8 +126,8 @@ class PartitionQueue:
         """Remove the messages of the next request from the queue, and return them: at least one message, and as many
         more as fit into the limits.
 
-        Over the text protocol a message with a key is sent alone, because a Java broker can append messages that were
-        sent together (pipelined puts) in any order, and the messages of a key must keep theirs.
+        Over the text protocol a message with a key is sent alone: a Java broker can append messages that were sent
+        together (pipelined puts) in any order, but messages with the same key must keep their order.
         """
         queue = self.queue
         self.sequence += 1
@@ -159,8 +159,7 @@ class PartitionQueue:
         return batch
 
     def _for_later(self) -> int:
-        """Return how many queued messages are left out of the request that is being made, because they are kept for the
-        following request.
+        """A request is being made of the queued messages: return how many of them are left for the following request.
 
         Some programs send further messages only while fewer than a certain number of their messages are unacknowledged.
         If one request contained nearly all these messages, such a program could not send until the broker answers, and
@@ -272,9 +271,9 @@ class Flight:
 class BrokerQueue:
     """The queues of all partitions of one broker.
 
-    gathers: whether the broker accepts the messages of several partitions in one request. If it does, the number of
-    flights at a time is limited, and the messages of the queues that become ready while the limit is reached go in one
-    later flight.
+    gathers: whether the broker accepts the messages of several partitions in one request. If it does, only a limited
+    number of flights may be under way at a time. While the limit is reached, the messages of all queues that become
+    ready wait for one later flight.
     """
 
     __slots__ = ("connection", "flights", "gathers", "lingering", "ready")

@@ -2,11 +2,11 @@
 
 The property `metaq.reply-to` of a request states where its reply goes, in the form `topic broker-partition inbox`. The
 reply must be sent to this partition of the reply topic, with the inbox as its tag. Each producer has an inbox of its
-own. The property `metaq.correlation` is the number of the request within its inbox, and the reply repeats it. Before
-the first request is sent, the requester begins to read the reply partition from its end. It reads only messages with
-the tag of its inbox, with the classes that a Consumer uses (fetching/core.py, fetching/fetcher.py), so the requester
-goes on reading after the broker restarts or another node becomes the leader. Unlike a Consumer, the requester joins no
-group and stores nothing in ZooKeeper.
+own. The property `metaq.correlation` is the request's number, which is unique within the inbox; the reply has the same
+property. Before the first request is sent, the requester begins to read the reply partition from its end. It reads only
+messages with the tag of its inbox. It uses the classes with which a Consumer reads (fetching/core.py,
+fetching/fetcher.py), so it goes on reading after the broker restarts or another node becomes the leader. Unlike a
+Consumer, the requester joins no group and stores nothing in ZooKeeper.
 """
 
 from __future__ import annotations
@@ -155,8 +155,10 @@ class Requester:
     def request(
         self, topic: str, payload: Buffer, deadline: float, options: SendOptions, reader: ValueReader | None = None
     ) -> SendFuture[Message]:
-        """Send a request, and return a future of the reply. Blocks only until the broker that stores the replies is
-        connected for the first time. reader: decodes the reply's value. Raises the same errors as Producer.request.
+        """Send a request, and return a future of the reply. Blocks only if a partition for the replies must be chosen
+        first (for the first request, or because the broker of the last partition is gone): until the requester is
+        connected to the partition's broker. reader: decodes the reply's value. Raises the same errors as
+        Producer.request.
         """
         home = self._home
         if home is None or home.broker not in self._metadata.view(home.topic).endpoints:
@@ -182,8 +184,8 @@ class Requester:
         return future
 
     def _sent(self, correlation: str, error: Exception | None, _result: object) -> None:
-        """Called when the request with this correlation is stored or its send has failed. If it has failed, end the
-        request's future with `error`.
+        """Called when the request with the number `correlation` is stored or could not be sent. If it could not be
+        sent, end the request's future with `error`.
         """
         if error is not None and (pending := self._pending.pop(correlation, None)) is not None:
             pending.future.outcome.settle(error, None)

@@ -82,7 +82,7 @@ class Rerouting:
 
     def resume(self, queue: PartitionQueue, placed: Sequence[Rerouted]) -> Iterable[PartitionQueue]:
         """Put these messages into the queues of their new partitions, and end the pause of `queue`. Messages that have
-        come into `queue` since `drain` follow after them. Return all queues that were changed.
+        come into `queue` since `drain` are put behind them. Return all queues that were changed.
         """
         here = queue.partition
         if any(outgoing.goes_by_key for outgoing in chain((each for each, _ in placed), queue.queue)):

@@ -63,9 +63,9 @@ class Resender:
         self._timers = Timers("metaq-resend", clock)
 
     def begin(self) -> None:
-        """Start sending the queues' messages. The constructor does not do this, because an interrupt (interrupts.py)
-        just before it returns would leave the caller without the object, and nobody could stop the sending. If an
-        interrupt ends this method, the sending stops, too.
+        """Start sending the queues' messages. The constructor does not start it: if an interrupt (interrupts.py) came
+        just before the constructor returns, the caller would not get the object, and nobody could stop the sending. If
+        an interrupt ends this method, the sending stops, too.
         """
         try:
             self._timers.call_later(0.0, self._round)

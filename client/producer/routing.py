@@ -1,6 +1,6 @@
-"""Choose the partition to which a message is sent. A partition that the caller of the send has given is used. Otherwise
-the partition is computed from the message's key; If the message has no key, the user's selector chooses the partition
-or, without a selector, all partitions are used in turn.
+"""Choose the partition to which a message is sent. If the caller of the send has named a partition, the message goes
+there. Otherwise the partition is computed from the message's key. If the message has no key, the user's selector
+chooses the partition or, without a selector, all partitions are used in turn.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class PartitionSelector(Protocol):
 
     def select(self, topic: str, partitions: Sequence[TopicPartition], message: Any) -> TopicPartition:
         """Return one of `partitions`. The sequence is never empty, is ordered numerically by (broker, partition), and
-        leaves out partitions that cannot accept messages now. Called on the sending thread, and on the producer's retry
-        thread after a failure.
+        leaves out partitions that cannot accept messages now. Called on the thread that sends the message or, when a
+        failed send is repeated, on the producer's retry thread.
 
         message: the payload of send(), or the list of payloads of send_batch().
         """
@@ -67,8 +67,8 @@ def check_selector(selector: PartitionSelector) -> PartitionSelector:
 class RoundRobinSelector:
     """Selector that uses every partition in turn. Each topic has its own counter. (1.x has one counter for all topics,
     so if a program sends to two topics alternately, each topic uses only every second partition.) Each topic begins at
-    a random partition, so that many programs that each send only one message together use all partitions. (1.x always
-    begins at the second partition.) Any thread may use the selector.
+    a random partition, so that even if many programs send a single message each, the messages go to all partitions.
+    (1.x always begins at the second partition.) Any thread may use the selector.
 
     random: a function that returns a number in [0, 1). It is called once per topic to choose the partition where the
     topic begins; 0 means the first partition.
@@ -144,9 +144,9 @@ class Router:
         return self._select(topic, partitions, outgoing.message)
 
     def explained(self, outgoing: Outgoing, error: NoPartition) -> NoPartition:
-        """Return the `error` of a message; if the name of the topic may be misspelt, its text also names the most
-        similar existing topic. This hint is added only if no broker publishes the topic and the caller of the send will
-        get the error.
+        """Return the error with which a message ends: `error` itself or, if the name of the topic may be misspelt, an
+        error whose text also names the most similar existing topic. This hint is added only if no broker publishes the
+        topic and the caller of the send will get the error.
 
         To find the hint, the list of all topics is read from ZooKeeper, once for each missing topic. Raises InvalidName
         if no broker could create a topic of this name.
@@ -175,9 +175,10 @@ class Router:
         return partitions
 
     def is_away(self, outgoing: Outgoing) -> bool:
-        """Return whether the broker to which a message could go is not registered with the message's topic now. If the
-        caller has given a partition, the message can only go to the partition's broker, otherwise to any broker. It is
-        not enough that the broker is registered, because a restarted broker is registered before its topics are.
+        """Return whether, among the brokers to which a message could go, none is registered with the message's topic
+        now. If the caller has given a partition, the message can only go to the partition's broker, otherwise to any
+        broker. It is not enough that the broker is registered, because a restarted broker is registered before its
+        topics are.
         """
         topic, fixed = outgoing.topic, outgoing.fixed
         view = self._view(topic)
@@ -215,8 +216,9 @@ class Router:
         return self._select(outgoing.topic, partitions, outgoing.message)
 
     def avoid(self, partition: TopicPartition, error: MetaqError, seconds: float) -> bool:
-        """Record that a send to `partition` has failed, so that other partitions are chosen for `seconds`. Return
-        whether the topic has other partitions to choose.
+        """Record that a send to `partition` has failed with `error`, so that for `seconds` this partition is not chosen
+        or, depending on the error, none of its broker's partitions (of all topics, or of this topic). Return whether
+        the topic has other partitions to choose.
         """
         what: int | tuple[str, int] | TopicPartition = partition
         if isinstance(error, TooFewNodes):
@@ -247,9 +249,9 @@ class Router:
         return partition_for_key(key, partitions)
 
     def _view(self, topic: str) -> TopicView:
-        """Return the topic's view (its partitions and the brokers' addresses). While no broker publishes the topic, the
-        view instead has a partition of the topic for each partition of the default topic, with the same broker and
-        number.
+        """Return the topic's view (its partitions and the brokers' addresses). If no broker publishes the topic and
+        there is a default topic, return a view with a partition of the topic for each partition of the default topic,
+        with the same broker and number.
         """
         view = self._metadata.view(topic)
         if view.partitions or self._default_topic is None:

@@ -153,9 +153,9 @@ class Sender:
         self._fail(flight, BrokerUnavailable("sending was interrupted"))
 
     def _note_check(self, broker: int, connection: Connection) -> None:
-        """Update `half_checks` from what the broker has announced on this connection. The lowest number of all
-        announcements counts, including announcements on earlier connections: a half message may have been sent on an
-        earlier connection, and then the broker may have been restarted with another setting.
+        """Update `half_checks` from what the broker has announced on this connection. Keep the lowest number that the
+        broker has ever announced, also on earlier connections: a half message may have been sent before the broker was
+        restarted with another setting.
         """
         said, before = connection.half_check_seconds, self.half_checks.get(broker)
         self.half_checks[broker] = said if before is None or said is None else min(before, said)
@@ -223,7 +223,7 @@ class Sender:
     def _settle_alone(self, flight: Flight, result: object) -> bool:
         """Give the only message of `flight` its result. This method does the same as `_take` with `_land`, in fewer
         steps. The method is worthwhile because programs that wait for each send usually have one message per flight.
-        Return False if these fewer steps are not enough; then the caller must process the answer with `_take`.
+        Return False if the answer needs all steps; then the caller must process it with `_take`.
         """
         outgoing = flight.turns[0].batch[0]
         if len(flight.turns) > 1 or (outgoing.report is not None and may_be_interrupted()):
@@ -270,6 +270,6 @@ class Sender:
 
 def new_producer_id() -> int:
     """Return a random id of 63 bits, never 0. The operating system supplies the bits, so the id does not repeat after a
-    fork or with a fixed seed.
+    fork, or if the program gives its random generator a fixed seed.
     """
     return int.from_bytes(os.urandom(8)) >> 1 or 1

@@ -1,6 +1,6 @@
-"""The object of a producer that handles its transactions: transactions on one broker, XA transactions, and transactions
-with check-back. A producer creates the object and imports its modules only for its first transaction, because most
-producers use no transactions, and these imports would take a sixth of a producer's import time.
+"""The part of a producer that handles the producer's transactions: transactions on one broker, XA transactions, and
+transactions with check-back. A producer creates the object and imports its modules only for its first transaction,
+because most producers use no transactions, and these imports would take a sixth of a producer's import time.
 """
 
 from __future__ import annotations

@@ -103,8 +103,8 @@ class Transactional:
         self.session = f"{local_address()}-{int(time.time() * 1000)}-{os.getpid()}.{next(_sessions)}"
         self.closed = False
         self.sent_to: set[str] = set()
-        """Names of the topics to which this producer has sent in transactions: topics for which a transaction has found
-        a broker.
+        """Names of the topics to which this producer has sent in transactions. A topic is added when a transaction has
+        found a broker for it.
         """
         self._last_partition = last_partition
         self.follow = pool.follow
@@ -369,8 +369,8 @@ class Transaction(TransactionSends):
         """Id of the transaction's first message."""
 
     def commit(self) -> None:
-        """Commit the transaction, which makes its messages visible to consumers. A transaction without a message needs
-        no request.
+        """Commit the transaction, which makes its messages visible to consumers. If the transaction has no message, no
+        request is sent.
 
         While the leader of a broker set hands the leadership over to another node, the leader refuses the commit, and
         the transaction stays open. If the hand-over fails and the same node goes on leading, this method sends the
@@ -445,8 +445,8 @@ class Transaction(TransactionSends):
     # --- with the lock held -----------------------------------------------------------------------------------------
 
     def _commit_on(self, connection: Connection) -> None:
-        """Send the commit, and repeat it if necessary until the node has answered as the leader. Raises TransactionLost
-        and the errors of Transactional.verb.
+        """Send the commit. If the node refuses it during a hand-over, and then goes on leading, send it to the node
+        again. Raises TransactionLost and the errors of Transactional.verb.
         """
         give_up = self._calls.clock() + LEADER_SECONDS
         while True:
@@ -458,8 +458,8 @@ class Transaction(TransactionSends):
                 return
 
     def _settle(self, connection: Connection, lost: MetaqError) -> None:
-        """Ask the broker set whether a commit whose answer was lost has taken effect. Return if the transaction was
-        committed. Raises CommitUnknown, TransactionLost, CommitIncomplete.
+        """The answer to a commit was lost: ask the broker set whether the transaction was committed. Return normally if
+        it was. Raises CommitUnknown, TransactionLost, CommitIncomplete.
         """
         calls = self._calls
         if not connection.speaks_frames or not calls.is_set(self._broker):
@@ -549,9 +549,9 @@ class Transaction(TransactionSends):
                 return results
 
     def _follows(self, error: NotLeader, outgoing: Outgoing) -> bool:
-        """After a node has refused to begin the transaction because another node leads (`error`), wait if necessary,
-        and return whether the caller can try again at the new leader. A new attempt is possible until the deadline of
-        the first message (`outgoing`). It is safe, because no message was put into the transaction yet.
+        """Called if a node has refused to begin the transaction because another node leads (`error`): wait if
+        necessary, and return whether the caller can try again at the new leader. A new attempt is possible until the
+        deadline of the first message (`outgoing`). It is safe, because no message was put into the transaction yet.
         """
         pause = self._calls.follow(error)
         if pause is None or self._calls.clock() + pause >= outgoing.deadline:

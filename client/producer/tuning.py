@@ -10,9 +10,9 @@ from __future__ import annotations
 
 LEAST_GATHERED = 64
 """Single messages that are sent while the partition's request is in flight are gathered into a batch of at most this
-number of messages. If more than this number of messages were queued when the batch was begun, its limit is the number
-of these messages. So a batch is at most as large as the rest of the queue, and a request can take about half of a large
-queue and leave the other half for the next request.
+number of messages. But if more messages than this were already queued when the batch was begun, the batch may have as
+many messages as were queued then. So a batch is at most as large as the rest of the queue, and a request can take about
+half of a large queue and leave the other half for the next request.
 """
 
 UNDIVIDED = 64
@@ -33,15 +33,16 @@ threads, handing the reading from one thread to the next would cost more than it
 """
 
 FEW = 16
-"""The messages of a batch of at most this size are encoded, and get their results, one by one. For them numpy, which
-handles larger batches, would cost more. The benchmark is `partitions-1024`.
+"""If a batch has at most this number of messages, they are encoded one by one and get their results one by one, because
+numpy, which does this for larger batches, would cost more. The benchmark is `partitions-1024`.
 """
 
 # --- bytes of a request: `batch`, `batch-128` ------------------------------------------------------------------------
 
 TABLE_BYTES = 512
-"""If all message bodies of a batch have the same length, of at most this number of bytes, numpy copies them into the
-request. Larger bodies are joined with their headers without numpy, because numpy copies every body twice.
+"""If all message bodies of a batch have the same length, and this length is at most this number of bytes, numpy copies
+the bodies into the request. Larger bodies are joined with their headers without numpy, because numpy copies every body
+twice.
 """
 
 JOIN_BELOW_BYTES = 32 * 1024
@@ -114,8 +115,8 @@ can check within this number of seconds.
 """
 
 LEFT_OPEN = 1 << 16
-"""Largest number of undecided transactions with their own check function that the producer remembers. For further
-transactions, the producer calls the topic's check function.
+"""Largest number of undecided transactions with their own check function that the producer remembers. If there are
+more, the producer forgets the oldest ones, and for them calls the topic's check function.
 """
 
 CHECK_PAUSE_SECONDS = (0.1, 5.0)

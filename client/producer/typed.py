@@ -49,7 +49,7 @@ class Sends(SendsOne, Protocol):
 
 class TypedSend(Generic[T]):
     """A wrapper around a producer or a transaction (the sender). Its methods take values instead of payloads: the
-    serializer turns each value into a payload, and its content type is stored in the message.
+    serializer turns each value into a payload, and the serializer's content type is stored in the message.
 
     Each method does the same as the sender's method of the same name, and also raises the serializer's exceptions. A
     wrapper has no threads or connections and need not be closed, so create one wherever you need it.
@@ -73,7 +73,7 @@ class TypedSend(Generic[T]):
 
 
 class TypedSends(TypedSend[T]):
-    """A wrapper for a transaction or a Producer. In addition to TypedSend, it can send several values together."""
+    """A wrapper for a transaction or a Producer. In addition to TypedSend, it can send several values in one batch."""
 
     def __init__(self, sender: Sends, serializer: Serializer[T]) -> None:
         super().__init__(sender, serializer)

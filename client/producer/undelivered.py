@@ -1,4 +1,4 @@
-"""Count and later report lost messages of which the program was not told by an exception, a future or a callback.
+"""Count lost messages that no exception, future or callback reports to the program, and report them later.
 
 If the program ends without closing a producer, the producer still delivers its accepted messages, in an exit function
 of `atexit`, and reports the messages that it could not deliver. At the end of a program, the interpreter first waits
@@ -29,8 +29,8 @@ __all__ = ["AtExit", "Losses"]
 
 _began: float | None = None
 """The time (monotonic seconds) when the first producer began to deliver its messages at the program's end. It is None
-before the program's end. The time limit deliver_at_exit_seconds counts from this time for all producers together, so
-that many producers do not take longer than one.
+before the program's end. For every producer of the program, the time limit deliver_at_exit_seconds counts from this
+time, so that many producers do not take longer than one.
 """
 
 
@@ -133,8 +133,8 @@ class AtExit:
 
     def _dropped(self, _: object) -> None:
         """Called when nobody refers to the producer any more. If there is nothing to deliver or report, unregister the
-        exit function at once. Otherwise unregister it when all messages are delivered. The garbage collector may call
-        this method on any thread, even on a thread that holds a lock.
+        exit function at once. Otherwise let `_outlive` do this later. The garbage collector may call this method on any
+        thread, even on a thread that holds a lock.
         """
         if self._is_over:
             return

@@ -101,7 +101,7 @@ class _Trouble:
         self.lost: set[Endpoint] = set()
         self.refusal: NotLeader | None = None
         self.asked = Endpoint("", 0)
-        """The address of the node that got the last attempt to send the verb."""
+        """The address of the node to which the verb was sent last."""
 
     @property
     def happened(self) -> bool:
@@ -120,11 +120,11 @@ class XaResource:
     answered.
 
     A transaction belongs to one broker. `start` chooses this broker among the brokers that accept messages of all
-    `topics`, and remembers it. After a restart of the program, `recover` finds the broker again. Every verb raises
-    XaError, with the broker's XaCode as `code` if the broker sent one. `code` is XAER_RMFAIL if the broker cannot be
-    reached, or does not answer a verb that decides the transaction; then call `recover` to find out the outcome. `code`
-    is XA_RBTIMEOUT if the broker does not answer a verb that does not decide the transaction; then roll back. `code` is
-    XAER_RMERR for other refusals.
+    `topics`, and remembers it. After a restart of the program, `recover` finds out again which broker has the
+    transaction. Every verb raises XaError, with the broker's XaCode as `code` if the broker sent one. `code` is
+    XAER_RMFAIL if the broker cannot be reached, or does not answer a verb that decides the transaction; then call
+    `recover` to find out the outcome. `code` is XA_RBTIMEOUT if the broker does not answer a verb that does not decide
+    the transaction; then roll back. `code` is XAER_RMERR for other refusals.
 
     If the broker is a broker set and its leader fails, the verb is sent again to the new leader, for at most 10 s, even
     if the answer of the old leader was lost. This is safe because the new leader has the log of prepared transactions,
@@ -166,7 +166,7 @@ class XaResource:
         that accept messages of all topics of this object.
 
         If no broker accepts messages of all these topics now, but messages were sent to all of them before, this method
-        waits for such a broker. It waits at most delivery_timeout_seconds.
+        waits for such a broker, at most delivery_timeout_seconds.
 
         Raises XaError, with the code XAER_DUPID if this object has begun the transaction already.
         """
@@ -190,9 +190,9 @@ class XaResource:
         self._verb(TransactionType.END, xid)
 
     def prepare(self, xid: Xid) -> XaVote:
-        """Prepare the transaction for its commit. The result XaVote.OK means that the transaction is on disk and stays
-        there until it is completed, even if its broker fails. The result XaVote.READ_ONLY means that the transaction
-        has no message, and is over.
+        """Prepare the transaction for its commit. The result XaVote.OK means that the transaction is on the broker's
+        disk and stays there until it is committed or rolled back, even if the broker fails. The result XaVote.READ_ONLY
+        means that the transaction has no message, and is over.
         """
         answer = self._verb(TransactionType.PREPARE, xid)
         try:
@@ -260,8 +260,9 @@ class XaResource:
         return self._calls.metadata.view(self._topics[0]).endpoints
 
     def _choose_broker(self) -> int:
-        """Return the id of a broker for a new transaction. If no broker for all topics can be reached, but messages
-        were sent to all of the topics before, wait, because a broker may be restarting. Raises XaError.
+        """Return the id of a broker for a new transaction. If no broker that accepts messages of all topics can be
+        reached now, but messages were sent to all these topics before, wait for one, because a broker may be
+        restarting. Raises XaError.
         """
         calls, config = self._calls, self._calls.config
         give_up = calls.deadline(None)
@@ -300,8 +301,8 @@ class XaResource:
         return found
 
     def _broker_of(self, xid: Xid) -> int:
-        """Return the id of the broker that has the transaction. Raises XaError with XAER_NOTA if every broker answers
-        that it does not have the transaction.
+        """Return the id of the broker that has the transaction. If no broker says that it has the transaction, raises
+        XaError: with XAER_NOTA if all brokers have answered, otherwise with XAER_RMFAIL.
         """
         if xid in self._brokers:
             return self._brokers[xid]
@@ -471,10 +472,10 @@ class XaBranch(TransactionSends):
 
 @contextmanager
 def _as_xa_errors(*, decides: bool) -> Iterator[None]:
-    """Turn errors of the broker or the connection in the `with` block into XaError. decides: whether the verb in the
-    block prepares the transaction, commits it or rolls it back. If the answer to such a verb is lost, the transaction's
-    state is unknown, and the error has the code XAER_RMFAIL. If the answer to another verb is lost, the code is
-    XA_RBTIMEOUT.
+    """Turn errors of the broker or the connection in the `with` block into XaError. decides: false if the block sends
+    BEGIN, END or messages; true for the other verbs, such as commit. If the broker does not answer one of the other
+    verbs in time, the transaction's state is unknown, and the error has the code XAER_RMFAIL. If `decides` is false,
+    the code is then XA_RBTIMEOUT.
 
     (1.x maps every lost answer to XA_RBTIMEOUT, which tells a coordinator that the transaction was rolled back.)
     """

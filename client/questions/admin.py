@@ -129,7 +129,7 @@ def look_at_move(
 ) -> dict[str, Any]:
     """Make the connected broker look at the state of a move of partitions at once and go on with it. Return the move's
     progress.
-    topic, broker, partition: identify the move by the first partition that leaves the source broker.
+    topic, broker, partition: the first partition that leaves the source broker; it identifies the move.
 
     Brokers accept this request from any address. Raises RequestRefused if there is no such move, or the broker cannot
     check the move now.

@@ -1,9 +1,10 @@
 """Send one question to one broker, on an open connection, in the framed or the text protocol.
 
 Every function of this package blocks the calling thread for at most `timeout` seconds (default: the connection's
-request timeout). Every function raises BrokerUnavailable, RequestTimedOut, and RemoteProtocolError for an invalid
-answer. If the broker is a Java broker that does not support the question, the function raises RequestRefused. If a
-broker refuses the question for another reason, the function raises the error that refusals.py defines for this refusal.
+request timeout). Every function may raise BrokerUnavailable, RequestTimedOut and, if the answer is invalid,
+RemoteProtocolError. If the broker is a Java broker that does not support the question, the function raises
+RequestRefused. If a broker refuses the question for another reason, the function raises the error that refusals.py
+defines for this refusal.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ with the error NotLeader.
 """
 
 READER_GROUP = "Just_for_Browser"
-"""The group name that a reader without a group puts into its requests, as TopicBrowser of 1.x does, because the
-requests need one. Neither brokers nor ZooKeeper store anything under this name.
+"""A reader without a group puts this group name into its requests, because they must name a group. TopicBrowser of 1.x
+does the same. Neither brokers nor ZooKeeper store anything under this name.
 """
 
 
@@ -106,7 +107,7 @@ def ask(
     fine: tuple[int, ...] = (),
 ) -> Frame:
     """Send a frame without a body, and return the frame of the answer. partition: the partition that the texts of
-    errors name. fine: further response codes that do not lead to an error (SUCCESS never does).
+    errors name. fine: response codes of the answer that, like SUCCESS, do not lead to an error.
     """
     reply = connection.call(lambda opaque: (encode_frame(code, opaque, ext),), timeout)
     return accepted(reply, connection, partition, fine)

@@ -59,8 +59,8 @@ class Cluster:
         starts: bool = True,
     ) -> None:
         """zookeeper: ZooKeeper's connect string, which may have a chroot. root: the znode below which metaq keeps its
-        znodes. patience_seconds: if a broker set has nodes but no leader, brokers and topics are read only when it has
-        one, or after this number of seconds. starts: whether this constructor calls `start`. The constructor of another
+        znodes. patience_seconds: if a broker set has nodes but no leader, reads of brokers and topics wait until it has
+        one, at most this number of seconds. starts: whether this constructor calls `start`. The constructor of another
         class that makes a Cluster must pass False, store the Cluster in an attribute, and then call `start`: if an
         interrupt came after the start and before the storing, nobody could close the ZooKeeper session.
         """
@@ -185,8 +185,8 @@ class Cluster:
         return following(self._pool.follow, lambda: question(self.connection(partition.broker)))
 
     def ask_at(self, endpoint: Endpoint, question: Callable[[Connection], _T]) -> _T:
-        """Ask a question as `ask` does, but ask the broker at this address, or the leader of the broker set if the node
-        there names another leader.
+        """Ask a question as `ask` does, but ask the node at this address. If it answers that another node leads its
+        broker set, ask that node.
         """
         return following(self._pool.follow, lambda: question(self.connect(endpoint)))
 
@@ -215,8 +215,8 @@ class Cluster:
     def left_out(
         self, wanted: Callable[[str], bool], registered: Collection[int], offered: Collection[TopicPartition]
     ) -> list[LeftOut]:
-        """Return the partitions that are not in `offered`, although they exist according to ZooKeeper, because groups
-        have offsets of these partitions or a move names them. wanted: returns whether a topic is to be considered.
+        """Return the partitions that ZooKeeper mentions, because groups have offsets of them or a move names them, but
+        that are not in `offered`. wanted: returns whether the partitions of a topic are to be returned.
         registered: ids of the brokers that were live just before `offered` was read.
         """
         return left_out(self.view, self.moves(), registered, wanted, offered)
@@ -305,7 +305,7 @@ class Cluster:
         return sorted(TopicPartition.parse(*each) for each in named if each[1].partition("-")[0] == str(broker_id))
 
     def delete_offsets(self, group: str, partitions: Sequence[TopicPartition]) -> None:
-        """Remove the group's offsets of these partitions. Use it for partitions of a broker that will not come back, so
-        that no member can own them.
+        """Remove the group's offsets of these partitions. Use it if a broker will not come back, so that no member can
+        own its partitions any more.
         """
         remove_offsets(self._session, group, [(each.topic, str(each)) for each in partitions])

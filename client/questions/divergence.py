@@ -26,8 +26,8 @@ __all__ = ["common_offset", "diverged_at"]
 def diverged_at(connection: Asked, partition: TopicPartition, offset: int, message_id: int) -> int | None:
     """Return the offset of the first message that a group with this committed offset may have missed.
 
-    Return None if the group has missed no message, or if this is unknown. The answer is unknown in three cases: the
-    offset was stored without a message id that metaq has made, the broker is a Java broker, or retention has deleted
+    Return None if the group has missed no message, or if this is unknown. It is unknown in three cases: the offset was
+    stored without a message id or with the id of a Java broker, the broker is a Java broker, or retention has deleted
     the message with this id. If the group continues at the returned offset, it misses no message, and reads at most a
     few messages twice. Raises the errors of all questions (asking.py).
     """
@@ -41,10 +41,10 @@ def diverged_at(connection: Asked, partition: TopicPartition, offset: int, messa
 
 
 def common_offset(connection: Asked, partition: TopicPartition, first: int, message_id: int) -> int | None:
-    """Find out whether the partition has lost the message with this id. If it has, return the offset of the partition's
-    first message that was stored at the lost message's storage time (which its id contains) or later. Return None if
-    the partition contains the message, if retention may have deleted it, or if that cannot be found out now. first: the
-    first readable offset of the partition. Raises the errors of all questions (asking.py).
+    """Find out whether the partition has lost the message with this id. If it has, return the offset of the first
+    message that was stored at or after the time when the lost message was stored; the lost message's id contains this
+    time. Return None if the partition contains the message, if retention may have deleted it, or if that cannot be
+    found out now. first: the first readable offset of the partition. Raises the errors of all questions (asking.py).
     """
     stored_ms = store_time_ms(message_id)
     if stored_ms is None or _has(connection, partition, message_id) is not False:

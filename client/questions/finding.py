@@ -71,10 +71,10 @@ class FoundMessages(NamedTuple):
 
     unsearched_bytes: number of bytes of stored data that were not searched, because an index was being rebuilt or a
     limit was reached; if the same search is repeated, it searches some of these data. more: whether the brokers have
-    further messages with the key. silent: by broker id, the reason why a broker with the topic did not answer; it is
-    always empty if the search raises an error for such a broker. damaged: an error for each matching message that the
-    result lacks because its stored bytes are damaged. absent: ids of brokers that are not registered now, so that their
-    messages were not searched.
+    further messages with the key. silent: by broker id, the reason why a broker with the topic did not answer. It is
+    empty unless the caller has set `allow_silent`; without this option, such a broker leads to an error. damaged: an
+    error for each matching message that the result lacks because its stored bytes are damaged. absent: ids of brokers
+    that are not registered now, so that their messages were not searched.
     """
 
     found: list[FoundMessage]
@@ -138,9 +138,9 @@ class MessageFinder:
         oldest_first: bool = False,
         allow_silent: bool = False,
     ) -> FoundMessages:
-        """Return at most `max_messages` messages with this key that were stored from `begin` to `end`. None means no
-        limit. If more messages match, the result contains the newest ones, newest first. If `oldest_first` is true, the
-        result contains the oldest ones, oldest first.
+        """Return at most `max_messages` messages with this key that were stored from `begin` to `end`. If `begin` or
+        `end` is None, the time has no limit on this side. If more messages match, the result contains the newest ones,
+        newest first. If `oldest_first` is true, the result contains the oldest ones, oldest first.
 
         The result is empty if nothing is found. allow_silent: if true, the result's `silent` names brokers that did not
         answer; if false, the first such broker leads to an error. Raises ConfigError, NoPartition, and the errors of

@@ -29,8 +29,9 @@ class LeftOut(NamedTuple):
     """A partition that a znode mentions, but that no live broker offers.
 
     known_from: the kind of znode that mentions the partition. why: the reason why the partition is not offered, as a
-    text for users. exists: false if the partition's broker is registered, but does not offer the partition. In this
-    case the partition perhaps does not exist any more, and only an old offset of a group mentions it.
+    text for users. exists: false if the partition's broker is registered, but does not offer the partition, although no
+    move is just handing the partition over. In this case the partition perhaps does not exist any more, and only an old
+    offset of a group mentions it.
     """
 
     partition: TopicPartition

@@ -23,8 +23,8 @@ from .admin import look_at_move
 __all__ = ["MoveProgress", "MovesOfCluster", "PlannedMove"]
 
 _TRIES = 5
-"""Number of attempts to change a move's znode. An attempt fails if a broker or another caller changes the znode between
-the reading and the writing of the attempt.
+"""Number of attempts to change a move's znode. An attempt reads the znode and then writes it; it fails if a broker or
+another caller changes the znode in between.
 """
 
 
@@ -69,12 +69,14 @@ class MovesOfCluster:
         self, topic: str, source: int, target: int, rate: int, first: int | None = None, last: int | None = None
     ) -> PlannedMove:
         """Check whether partitions of `topic` can be moved from the broker `source` to the broker `target`, and return
-        the planned move, which the caller can pass to `begin`. If exactly this move is in progress already, return it.
+        the planned move, which the caller can pass to `begin`. If a move of `topic` from `source` to `target` with the
+        same first partition is in progress already, return this move.
         first, last: the range of partitions to move, by default all partitions.
 
-        rate: copying speed in bytes per second, from 1 to INT64_MAX. Raises ConfigError in four cases: the rate is out
-        of range; the partitions cannot leave the source broker; another move of this topic and source broker is in
-        progress; the target broker is not registered.
+        rate: copying speed in bytes per second, from 1 to INT64_MAX. Raises ConfigError if the rate is out of range, if
+        the partitions cannot leave the source broker, if another move of this topic and source broker is in progress,
+        if the target broker is the source or is not registered, or if a cancelled move has left copies of the
+        partitions elsewhere.
         """
         if not 0 < rate <= INT64_MAX:
             raise ConfigError("--rate", rate, "choose a number of bytes per second from 1 on")

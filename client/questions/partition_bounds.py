@@ -1,5 +1,6 @@
 """Ask a broker about a partition: which byte range can be read, and how many messages it contains. Also ask for two
-kinds of offsets: where the messages since a certain time begin, and where a certain number of messages begin or end.
+kinds of offsets: that of the first message that was stored at or after a certain time, and the offset before or after a
+certain number of messages.
 """
 
 from __future__ import annotations
@@ -74,8 +75,9 @@ def bounds_behind(
 ) -> tuple[Bounds, int | None, int]:
     """Return the two results of `bounds_at`, and the id of the message directly before `offset`.
 
-    The id is UNKNOWN_ID in three cases: it equals `last_id`, which the caller already knows; there is no message before
-    the offset; or the broker does not report the id (a Java broker, or an earlier version).
+    The result has UNKNOWN_ID instead of this id in three cases: the id equals `last_id`, which the caller already
+    knows; there is no message before the offset; or the broker does not report the id (a Java broker, or an earlier
+    version).
     """
     if not connection.speaks_frames:
         return _stats_bounds(connection, partition, timeout), None, UNKNOWN_ID
@@ -129,7 +131,8 @@ def offset_after(
     timeout: float | None = None,
 ) -> int:
     """Count complete messages from `offset` on, and return the offset after the last counted message. At most
-    `messages` messages are counted, with together at most `max_bytes` bytes. A message must begin at `offset`.
+    `messages` messages are counted, and the sum of their bytes is at most `max_bytes`. A message must begin at
+    `offset`.
 
     Raises RequestRefused if the broker has no index by count (a Java broker).
     """

@@ -82,8 +82,9 @@ def locate(
     """Check the position that a user has given. If the position is a byte offset, return this number. Otherwise return
     a function that finds the position's offset in any partition.
 
-    For a position that a message states (AtMessage or AtKey), `locate` itself searches for the message with `finder`,
-    in one of `topics` after another until it is found. If `finder` is None, AtMessage and AtKey are not allowed.
+    For a position that a message states (AtMessage or AtKey), `locate` itself searches for the message with `finder`:
+    it searches the `topics` one after another until it finds the message. If `finder` is None, AtMessage and AtKey are
+    not allowed.
     option: the name of the user's option in the texts of errors. Raises ConfigError, and for a message the errors of
     MessageFinder.
     """
@@ -155,9 +156,9 @@ def _inside(offset: int, partition: TopicPartition, bounds: Bounds) -> int:
 
 def check_begins_message(connection: Connection, partition: TopicPartition, offset: int) -> None:
     """Raise ClientError if byte `offset`, which must be readable, is inside a message; the error's text names the
-    nearest offsets where messages begin. Also raises the errors of Locate. There is no error in two cases. If the bytes
-    at `offset` are damaged, the reader reports the damage later. If the broker is a Java broker, it cannot tell where
-    messages begin.
+    nearest offsets where messages begin. Also raises the errors of Locate. There is no error if the bytes at `offset`
+    are damaged, because the reader reports the damage later. There is no error, either, if the broker is a Java broker,
+    which cannot tell where messages begin.
     """
     if not connection.speaks_frames:
         return

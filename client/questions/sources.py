@@ -1,5 +1,5 @@
-"""Find the brokers from which clients read a partition or a whole topic. Also send the same question about each of many
-partitions to that partition's broker.
+"""Find the brokers from which clients read a partition or a whole topic. Also ask the same question about many
+partitions, each time the broker of the partition.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Survey:
         sentence.
         """
         self.closed: set[TopicPartition] = set()
-        """The partitions that an operator has closed. Their brokers have said so in answers to questions."""
+        """The partitions that an operator has closed, as far as brokers have said so in answers to this survey."""
         self.refused: dict[TopicPartition, str] = {}
         """For each partition, the reason why the broker has refused a question that `attempt` has sent about the
         partition.
@@ -123,9 +123,9 @@ class Survey:
     def answer(self, partition: TopicPartition, question: Callable[[Connection, TopicPartition], _T]) -> _T:
         """Ask a partition's broker, and return its answer.
 
-        Raises BrokerUnavailable, RequestTimedOut, NotLeader, RemoteProtocolError and PartitionClosed, and records these
-        errors in `silent` or `closed`. Also raises other errors of the question, and CoordinationUnavailable, without
-        recording them.
+        Raises BrokerUnavailable, RequestTimedOut, NotLeader and RemoteProtocolError, and records them in `silent`;
+        raises PartitionClosed, and records it in `closed`. Also raises other errors of the question, and
+        CoordinationUnavailable, without recording them.
         """
         broker, source = partition.broker, self.source(partition)
         if source is None:

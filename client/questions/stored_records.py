@@ -81,8 +81,8 @@ class BegunPull:
         tags: tuple[str, ...] = (),
         where: Where | None = None,
     ) -> None:
-        """where: the content filter, as in `read_chosen`. The caller must check the filter itself, because brokers
-        without content filters send all messages.
+        """where: the content filter, as in `read_chosen`. The caller must still apply the filter to the messages in the
+        answer, because brokers without content filters send all messages.
         """
         self._connection = connection
         self._asked = partition, offset, max_bytes
@@ -117,8 +117,8 @@ def read_bytes(
 def read_messages(
     connection: Asked, partition: TopicPartition, offset: int, max_bytes: int, timeout: float | None = None
 ) -> list[Message]:
-    """Return the messages from byte `offset` on, as many as fit with their records into `max_bytes` bytes, but at least
-    one. At the end of the partition return [].
+    """Return messages from byte `offset` on: as many as have records that fit into `max_bytes` bytes, but at least one.
+    At the end of the partition return [].
 
     Raises OffsetOutOfRange if the partition has no readable byte `offset`. Raises CorruptRecord, with the end of the
     damage, if the first record is damaged. If a later record is damaged, the list ends before this record; if the
@@ -139,8 +139,8 @@ def read_chosen(
     timeout: float | None = None,
 ) -> tuple[list[Message], int]:
     """Read as `read_messages` does, but return only the messages that match the filter `where`, and the offset at which
-    the next read must begin. If `where` is None, all messages match. At the end of the partition this offset is
-    `offset` itself. If the broker supports content filters, it does not even send the other messages.
+    the next read must begin. If `where` is None, all messages match. At the end of the partition the returned offset
+    equals `offset`. A broker that supports content filters does not even send the messages that do not match.
     """
     reply = connection.call(_build_pull(connection, partition, offset, max_bytes, where=where), timeout)
     pulled = _pulled(reply, connection, partition, offset, max_bytes, timeout)
@@ -254,8 +254,9 @@ def locate_damage(
 def located(
     connection: Asked, partition: TopicPartition, error: CorruptRecord, timeout: float | None = None
 ) -> CorruptRecord:
-    """Complete the error that a reader has raised for a damaged record: return what `locate_damage` finds at its
-    offset, or `error` itself if `locate_damage` finds no damage there.
+    """Complete `error`, which a reader has raised for a damaged record: if it lacks the end of the damage, return the
+    error that `locate_damage` finds at its position. Return `error` itself if it is complete, or if `locate_damage`
+    finds no damage there.
     """
     return error if error.end is not None else locate_damage(connection, partition, error.position, timeout) or error
 

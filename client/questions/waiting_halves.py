@@ -77,7 +77,7 @@ def ends_request(
 
 def read_ended(reply: Reply, connection: Asked, partition: TopicPartition, count: int) -> Sequence[EndHalfReply]:
     """Decode the broker's answer to a request that reported `count` outcomes, and return one result for each outcome.
-    If this function raises an error, it is unknown which of the half messages the broker has decided.
+    If this function raises an error, it is unknown which of the outcomes the broker has accepted.
     """
     frame = accepted(reply, connection, partition, ())
     if count == 1:
@@ -98,9 +98,9 @@ def check_halves(
     topics: frozenset[str],
     producer: str,
 ) -> list[CheckedHalf]:
-    """Ask the broker which half messages need an outcome, and return at most `limit` of them. The returned half
-    messages belong to this group and these topics, and the broker asks for their outcomes now. If there are none, the
-    request waits at the broker until there is one, or returns [] after `wait_seconds`.
+    """Request from the broker at most `limit` half messages of this group and these topics for whose outcomes the
+    broker wants to ask now, and return them. If there are none, the request waits at the broker until there is one, or
+    returns [] after `wait_seconds`.
 
     producer: the name of the calling producer. Earlier broker versions ignore `topics` and `producer`, and return half
     messages of all topics and producers.
@@ -137,8 +137,9 @@ class HalvesPage(NamedTuple):
     """One page of the list of half messages of a broker. total: number of all half messages of the broker. states:
     number of half messages in each state: `waiting` (the broker has not asked for the outcome yet), `asked` and
     `parked`. groups: three numbers for each producer group. `asked` is the number of half messages about whose outcome
-    the broker still asks. `parked` is the number of those about which it has asked in vain and no longer asks. `askers`
-    is the number of the group's producers whose requests wait at the broker for its questions.
+    the broker still asks. `parked` is the number of half messages about which the broker has asked without getting an
+    outcome, and no longer asks. `askers` is the number of the group's producers whose requests wait at the broker for
+    its questions.
     next: the argument `after` for the next page, or 0 if this is the last page.
     """
 

@@ -121,7 +121,9 @@ class ZooKeeperMetadata:
             self._session.events.post_later(pause, partial(self._follow, topic, backoff))
 
     def _read(self, topic: str, cluster: ClusterView) -> TopicView:
-        """Read the topic's view from ZooKeeper, and return it. This method blocks for a few round trips."""
+        """Read the topic's view from ZooKeeper, and return it. This method blocks for a few round trips to
+        ZooKeeper.
+        """
         endpoints = _endpoints(cluster)
         partitions = (
             TopicPartition(topic, broker, number)

@@ -267,7 +267,8 @@ def _gather(data: bytes, starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.in
 
     If all slices have the same size and the same distance from each other, numpy copies them in one strided copy.
     Otherwise the function describes `data` to Arrow as an array: the first slice, the bytes between it and the second
-    slice, the second slice, and so on. Arrow then copies every second element of this array, which gives the slices.
+    slice, the second slice, and so on. Arrow then copies every second element of this array: the slices without the
+    bytes between them.
     """
     count = len(starts)
     if count > 1 and (sizes == sizes[0]).all() and ((strides := np.diff(starts)) == strides[0]).all():

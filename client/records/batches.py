@@ -23,7 +23,8 @@ def split_batches(
     max_bytes: int = MAX_BATCH_PAYLOAD_BYTES,
     size_of: Callable[[Any], int] = len,
 ) -> Iterator[list[Item]]:
-    """Yield `payloads` in order, as lists of at most `max_records` payloads with together at most `max_bytes` bytes.
+    """Yield `payloads` in order, divided into lists. A list has at most `max_records` payloads, and the sum of their
+    bytes is at most `max_bytes`.
 
     A payload of more than `max_bytes` bytes becomes a list with this payload only. The producer checks whether such a
     payload fits into a message.

@@ -67,10 +67,9 @@ class Records:
     """Stored records of a partition, in the partition's order, from its byte `offset` on. Their bytes are
     data[start:end], a part of the received `data`.
 
-    sizes: the sizes of all records in bytes, headers included; together they fill [start, end). `sizes` is None if the
+    sizes: the sizes of all records in bytes, headers included; their sum is `end` - `start`. `sizes` is None if the
     sizes are unknown; in this case the last record may be incomplete. runs: the groups of records that have no gap
-    between them in the partition, with the offset of each group. `runs` is None if all the records follow each other
-    without a gap not only in `data`, but also in the partition.
+    between them in the partition, with the offset of each group. `runs` is None if there is only one such group.
     """
 
     data: bytes
@@ -89,8 +88,9 @@ class Records:
         return places + self.runs.shifts[np.searchsorted(self.runs.places, places, "right") - 1]
 
     def place(self, offset: int) -> int:
-        """Return the position in `data` of the byte at `offset` in the partition, limited to `start` … `end`. For an
-        offset between two runs, return the position in `data` where the earlier run ends and the later one begins.
+        """Return the position in `data` of the byte that is at `offset` in the partition. For an offset before the
+        records return `start`, for an offset after them `end`. For an offset between two runs, return the position in
+        `data` where the earlier run ends and the later one begins.
         """
         if self.runs is None:
             return max(self.start, min(self.end, offset - self.offset + self.start))
@@ -141,8 +141,8 @@ def in_bytes(records: memoryview | bytes) -> tuple[bytes, int, int]:
 
 
 def _address(buffer: memoryview | bytes) -> int:
-    """Return a buffer's memory address. From such addresses the position of a memoryview inside the viewed object can
-    be computed, which Python itself does not tell.
+    """Return a buffer's memory address. From two addresses the caller computes where in an object a memoryview of it
+    begins, because Python itself does not tell this.
     """
     address: int = np.frombuffer(buffer, np.uint8).__array_interface__["data"][0]
     return address
@@ -234,8 +234,7 @@ class Good(NamedTuple):
 
     def end_offset(self, records: Records) -> int:
         """Return the byte offset in the partition where the damaged record begins or, if there is none, where the last
-        record ends. If there are several runs, this is the end of the last run; the gaps between the runs in the
-        partition are included in the offset.
+        record ends. If there are several runs, the result takes into account the gaps between them in the partition.
         """
         end = records.start + int(self.sizes.sum())
         last = 0 if self.damage or not len(self.sizes) else int(self.sizes[-1])
@@ -279,9 +278,9 @@ def good_records(records: Records, limit: int | None = None) -> Good:
 
 
 def _sizes_by_length(records: Records, stop: int) -> tuple[npt.NDArray[np.int64], str]:
-    """Find the sizes of records without a table of sizes, from the lengths in their headers. Return the sizes of the
-    complete records that begin before the position `stop`, up to the first record with an impossible length, and a
-    description of this error ("" if there is none).
+    """Find the sizes of records from the lengths in their headers, because the broker has sent no table of sizes.
+    Return the sizes of the complete records that begin before the position `stop`, up to the first record with an
+    impossible length, and a description of this error ("" if there is none).
 
     As long as the records have the same size as the first one, no Python bytecode runs for each record
     (bench/decoding.py).

@@ -115,8 +115,8 @@ class LocalMessageStore:
 
     def __init__(self, path: str | PathLike[str], *, max_per_queue: int = MAX_LOCAL_MESSAGES) -> None:
         """path: the file. The file and its directory are created if they are missing; `~` is your home directory. While
-        the store is open, SQLite keeps two more files beside it. max_per_queue: largest number of messages in one
-        queue.
+        the store is open, SQLite keeps two more files beside this file. max_per_queue: largest number of messages in
+        one queue.
 
         Raises LocalStoreInUse if another store has the file open; LocalStoreError if the file is not a store;
         ConfigError.
@@ -193,8 +193,8 @@ class LocalMessageStore:
 
     def count(self, queue: str) -> int:
         """Return the number of messages in the queue, without reading the file. If an interrupt has ended a call of
-        `append` on this thread, `count` first waits until it is certain whether that call's messages are appended, and
-        counts them if they are.
+        `append` on this thread, `count` first waits until that call's work has ended or failed, so that the result is
+        right.
         """
         self._settle()
         return self._counts.get(queue, 0)

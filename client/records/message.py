@@ -40,14 +40,14 @@ log = get_log(__name__)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _BESIDE = ATTRIBUTE_FLAG | COMPRESSED_FLAG
-"""The flag bits which say that a message has an attribute and that its payload is compressed. If neither is set, the
-whole body is the payload.
+"""Two flag bits: one says that a message has an attribute, the other that its payload is compressed. If neither is set,
+the whole body is the payload.
 """
 
 
 class Message(NamedTuple):
-    """One stored message. Its other values, such as `payload` and `tag`, are computed from these fields each time that
-    they are read. (The class is a tuple, because Python creates tuples faster than other objects.)
+    """One stored message. Values that are not fields, such as `payload` and `tag`, are computed from the fields each
+    time that the program reads them. (The class is a tuple, because Python creates tuples faster than other objects.)
 
     partition: the topic, broker and number of the partition that stores the message. offset: byte position of the
     message's record in the partition. id: the message's id, which is unique within the cluster. flag: the flag bits of
@@ -230,9 +230,9 @@ class Message(NamedTuple):
 
 
 class ValueMessage(Message):
-    """A Message with the deserializer for its `value`, as a consumer with a deserializer delivers it. A ValueMessage is
-    equal to a Message with the same fields. When a ValueMessage is pickled, it becomes a Message without the
-    deserializer.
+    """The Message of a consumer with a deserializer. It contains the deserializer, which decodes its `value`. A
+    ValueMessage is equal to a Message with the same fields. When a ValueMessage is pickled, it becomes a Message
+    without the deserializer.
     """
 
     _reader: ValueReader
@@ -310,9 +310,9 @@ def failure_in(message: Message) -> Failure | None:
 
 
 def as_original(copy: Message, tries: int = 0) -> Message:
-    """Return the message that a handler gets for a record that the consumer has read (`copy`), after the handler has
-    failed `tries` times on it. If the record is a copy that was sent back to the broker after earlier failures, the
-    result has the original message's fields. A message that never failed is returned unchanged.
+    """The consumer has read a record with the message `copy`, and the handler has failed on this message `tries` times:
+    return the message that the handler gets next. If the record is a copy that was sent back to the broker after
+    earlier failures, the result has the original message's fields. A message that never failed is returned unchanged.
     """
     failure = failure_in(copy)
     if failure is None and not tries:

@@ -118,8 +118,8 @@ class BatchResults(Sequence[SendResult]):
 class Lag(NamedTuple):
     """How far a consumer's position is behind the end of a partition, in bytes and in messages.
 
-    `messages` is None if the broker cannot count messages (a Java broker). Both fields are None while the consumer does
-    not know its start position yet, because it is still asking the broker for it.
+    `messages` is None if the broker cannot count messages (a Java broker). Both fields are None until the broker has
+    told the consumer where it begins to read.
     """
 
     messages: int | None

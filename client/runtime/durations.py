@@ -26,7 +26,7 @@ __all__ = [
 
 Duration = float | timedelta
 """A number of seconds, or a timedelta. If the name of an argument or setting ends with another unit, as in `linger_ms`,
-a number is a number of this unit.
+a plain number counts this unit instead of seconds.
 """
 
 LONGEST_WAIT_SECONDS = 2_000_000.0

@@ -20,8 +20,8 @@ def did_you_mean(name: str, known: Collection[str], otherwise: str) -> str:
 
 def published_nowhere(topic: str, known: Collection[str]) -> str:
     """Return the text of an error which says that no live broker has the topic `topic`. The text also names the
-    existing pattern that matches `topic` (patterns of server.ini are registered like topics), or the most similar
-    existing topic.
+    registered pattern that matches `topic` (brokers register the topic patterns of their server.ini like topics) or, if
+    there is none, the most similar existing topic.
     """
     new = f"`metaq topics list` shows those that are; a new one is [topic={topic}] in a broker's server.ini"
     if not known:

@@ -31,8 +31,9 @@ class Timers:
     """A scheduler that runs each added action once, at its requested time or soon after. The actions run one after
     another on one thread. Any thread may add actions.
 
-    Adding an action wakes the scheduler's thread, which inserts it among n waiting actions in O(log n) steps. If an
-    interrupt (interrupts.py) comes while an action is added, the action is added either completely or not at all.
+    Adding an action wakes the scheduler's thread, which inserts the action among the n waiting actions in O(log n)
+    steps. If an interrupt (interrupts.py) comes while an action is added, the action is added either completely or not
+    at all.
     """
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -46,8 +47,8 @@ class Timers:
         self._closed = False
 
     def call_later(self, seconds: float, action: Callable[[], None]) -> None:
-        """Run `action` on the scheduler's thread after `seconds` seconds. Drop the action if `close` is called
-        before.
+        """Run `action` on the scheduler's thread after `seconds` seconds. If `close` is called before that time, the
+        action is dropped.
         """
         if self._closed:
             return
@@ -96,9 +97,9 @@ class Timers:
 
 
 class TimeLeft:
-    """Tells how many of the given `seconds` are left. They are counted from the creation of the object. A close()
-    method with several steps, each of which may hang, uses a TimeLeft to limit the time of all steps together. Any
-    thread may use it.
+    """Tells how many of the given `seconds` are left; the time begins when the object is created. A close() method with
+    several steps, each of which may hang, uses a TimeLeft to limit the time of all steps together. Any thread may use
+    it.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -111,7 +112,7 @@ class TimeLeft:
         return max(0.0, self._end - self._clock())
 
     def part(self, share: float) -> float:
-        """Return the part `share` (0 … 1) of the remaining seconds. It is the limit for one step, so that some time is
-        left for the steps after it.
+        """Return the remaining seconds multiplied by `share` (0 … 1). The caller uses the result as the limit of one
+        step, so that some time is left for later steps.
         """
         return share * self.seconds

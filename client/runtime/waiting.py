@@ -1,5 +1,5 @@
-"""Classes for requests in flight and for operations on which a thread blocks until an answer arrives, and a function
-that wakes many blocked threads cheaply.
+"""Classes for requests in flight, and for operations for whose end a thread blocks. Also a function that wakes many
+blocked threads cheaply.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ OnDone = Callable[[Reply | None, MetaqError | None], None]
 """A callback for the answer to a request. It is called once. It must not block, because it runs on the thread that
 reads the connection, and so other answers would wait.
 
-There is one exception: if a signal handler raises an exception, such as KeyboardInterrupt, inside the callback or
-directly after it, the callback is called a second time, on another thread, with BrokerUnavailable.
+Only in one case it is called a second time, on another thread, with BrokerUnavailable: if a signal handler raises an
+exception, such as KeyboardInterrupt, inside the callback or directly after it.
 """
 OnBegun = Callable[[Frame], None]
 """A callback for an answer whose header has arrived and whose body is still on the way. The callback gets the answer
@@ -61,7 +61,7 @@ class Exchange:
 
 
 class Waiter:
-    """An operation that a thread waits for. Any thread may call `finish`. `finish` is called once."""
+    """An operation that a thread waits for. Any thread may call `finish`, which is called only once."""
 
     __slots__ = ("_following", "_gone", "answered", "done", "mailbox")
 

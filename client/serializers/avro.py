@@ -20,9 +20,9 @@ class Avro:
     """Serializer for the values of one schema. The serializer uses Avro's single-object encoding: the bytes C3 01, then
     the schema's CRC-64-AVRO fingerprint, then the value.
 
-    By the fingerprint a reader finds out with which schema the value was written. If the value was written with an
-    older schema that the reader knows, the reader converts the value to its own schema. So you can change the schema
-    although stored messages and some producers still use the older one.
+    The fingerprint tells a reader with which schema the value was written. If the value was written with an older
+    schema that the reader knows, the reader converts the value to its own schema. So you can change the schema although
+    stored messages and some producers still use the older one.
     """
 
     def __init__(self, schema: Any, *older: Any) -> None:

@@ -85,7 +85,9 @@ class ValueReader:
 
 
 def deserializers(option: str, given: object) -> ValueReader:
-    """Return a ValueReader for `given`. Raises ConfigError unless `given` is one Serializer or several."""
+    """Return a ValueReader for `given`, the value of the user's option `option`. Raises ConfigError unless `given` is
+    one Serializer or several.
+    """
     several = [given] if isinstance(given, Serializer) else list(given) if isinstance(given, Iterable) else []
     if not several or not all(isinstance(each, Serializer) and not isinstance(each, type) for each in several):
         remedy = "give it a serializer, such as Json(), or a list of them"

@@ -85,13 +85,13 @@ max.poll.interval.ms has the same default.
 
 RECOVER_FIRST_SECONDS = 5.0
 RECOVER_SECONDS = 300.0
-"""Number of seconds after its start at which a consumer first tries the messages in its LocalRecoverStore (messages
-whose handlers have failed) again, and the interval between the further tries. 1.x uses the same number.
+"""A consumer tries the messages in its LocalRecoverStore (messages whose handlers have failed) again this number of
+seconds after its start, and then at intervals of the same length. 1.x uses the same number.
 """
 
 MAX_BATCH_BODY_BYTES = MAX_FRAME_BYTES - 64 * 1024
-"""Largest number of bytes that the records and the table of their sizes may have in one request with a batch. The other
-64 KiB of the largest frame are for the request's header.
+"""Largest sum of the bytes of the records, and of the table of their sizes, in one request with a batch. The other 64
+KiB of the largest frame are for the request's header.
 """
 
 MAX_LOCAL_MESSAGES = 500_000
@@ -207,7 +207,7 @@ class ConnectionConfig:
     """
     request_timeout_seconds: float = 10.0
     """Time limit in seconds for the answer to one request. If no answer has come by then, the request fails; a producer
-    can send the messages again until their deadlines.
+    can send the request's messages again until their deadlines.
     """
     heartbeat_idle_seconds: float = 10.0
     """Number of seconds without traffic on a connection after which the client sends a heartbeat (1.x: 10 s)."""
@@ -264,8 +264,8 @@ class ProducerConfig:
     """Settings of a producer: how it gathers, sends and retries messages."""
 
     linger_ms: int = 0
-    """If no request to its partition is in flight, a message of send_async or produce waits this number of milliseconds
-    for other messages that can go in the same request; 0 means that it is sent at once.
+    """A message of send_async or produce waits this number of milliseconds for other messages that can go in the same
+    request, if no request to the message's partition is in flight; 0 means that the message is sent at once.
     """
     max_batch_bytes: int = 1 << 20
     """Largest number of bytes of records in one request. A message that is larger by itself is sent in a request of its
@@ -279,11 +279,11 @@ class ProducerConfig:
     in one request (a Java broker) gets one request for each partition.
     """
     max_buffered_bytes: int = 64 << 20
-    """Largest number of bytes of messages that the producer has accepted and no broker has answered yet. If this limit
-    is reached, a send waits until enough messages are answered, or until its deadline.
+    """Largest sum of the bytes of all messages that the producer has accepted and that no broker has answered yet. If
+    this limit is reached, a send waits until enough messages are answered, or until its deadline.
     """
     max_buffered_messages: int = 50_000
-    """Largest number of messages that the producer has accepted and no broker has answered yet. If this limit is
+    """Largest number of messages that the producer has accepted and that no broker has answered yet. If this limit is
     reached, a send waits, as at the limit max_buffered_bytes. A batch of send_batch_async() counts as one message.
     """
     delivery_timeout_seconds: float = 30.0
@@ -302,10 +302,10 @@ class ProducerConfig:
     """
     idempotent: bool = True
     """Whether a message is stored only once even if its request is repeated, because the connection was lost or the
-    answer was late. While it is unknown whether a broker has stored a message, the message is sent again, until its
-    deadline, only to the same partition, because the broker recognizes a repetition only within the partition.
-    Idempotent sends need a broker of metaq that announces, when the client connects, that it takes sequence numbers; a
-    Java broker does not.
+    answer was late. While it is unknown whether a broker has stored a message, the producer repeats the message until
+    its deadline, but only to the same partition, because the broker recognizes a repetition only there. Idempotent
+    sends need a broker of metaq that announces, when the client connects, that it takes sequence numbers; a Java broker
+    does not.
     """
     compression: Compression | None = None
     """"zstd": compress each payload by Zstandard if the compressed payload is smaller. A topic accepts compressed

@@ -86,7 +86,7 @@ def check_where(where: str | None) -> Where | None:
 
 
 class MovedReading(MovedProtocol, total=False):
-    """Arguments that Consumer and readers without a group formerly had, and that are settings of ConsumerConfig now."""
+    """Former arguments of Consumer and of readers without a group, which are now settings of ConsumerConfig."""
 
     on_damaged: OnDamaged | None
 
@@ -103,8 +103,8 @@ class ConsumerConfig:
     is such a member), or your own function.
     """
     broadcast: bool = False
-    """Whether the group's consumers on each host together get every message (broadcast), as in metaq 1.x. The consumers
-    of a host then form a group of their own, `<group>-<ip>`, whose offsets are kept in a file.
+    """Whether each host gets every message (broadcast), as in metaq 1.x. The group's consumers on one host then form a
+    group of their own, `<group>-<ip>`, whose offsets are kept in a file.
     """
     offsets_file: str | Path | None = None
     """The file where a consumer with broadcast=True keeps its offsets. None: `~/.meta_offsets`."""
@@ -133,15 +133,15 @@ class ConsumerConfig:
     is sent as soon as the answer to the previous pull begins to arrive.
     """
     max_buffered_bytes: int = 4 << 20
-    """When the consumer holds this number of bytes of a partition that the program has not taken yet, it does not fetch
-    more from the partition. The consumer can hold up to the bytes of one pull more than this number, because it sends a
-    pull as long as it holds less than this number.
+    """If the consumer holds at least this number of bytes of a partition that the program has not taken yet, it sends
+    no further pull to the partition. As long as it holds fewer bytes, it sends pulls, so it can hold up to one pull's
+    bytes more than this number.
     """
     check_crcs: bool | None = None
     """Whether the consumer checks each message's checksum before delivery (like librdkafka's check.crcs, which is off
-    by default). None: poll() and run() check it, but poll_arrow() does not, because the check would double its cost.
-    The broker has checked each message when it arrived from the producer, so this check can find only bytes that were
-    changed afterwards, on a disk or in memory.
+    by default). None: poll() and run() check the checksums, but poll_arrow() does not, because the check would double
+    the cost of poll_arrow(). The broker has checked each message when it arrived from the producer, so this check can
+    find only bytes that were changed afterwards, on a disk or in memory.
     """
     damage: OnDamage = "stop"
     """The consumer's reaction to damaged stored bytes, which contain no intact record. "stop": poll() raises
@@ -159,9 +159,9 @@ class ConsumerConfig:
     """
     text_idle_step_ms: int = 50
     text_idle_max_ms: int = 500
-    """Longest pause in milliseconds before the next pull after an empty answer that came without long polling: over the
-    text protocol, or if the broker did not wait as long as requested. The pause grows by text_idle_step_ms with each
-    such answer (1.x: by 500, up to 5,000).
+    """Longest pause in milliseconds between an empty answer and the next pull, if the answer came without long polling:
+    over the text protocol, or because the broker did not wait as long as requested. The pause grows by
+    text_idle_step_ms with each such answer (1.x: by 500, up to 5,000).
     """
     error_min_seconds: float = 0.1
     error_max_seconds: float = 5.0
@@ -177,15 +177,16 @@ class ConsumerConfig:
     program calls poll() again, which shows that the delivered messages were processed.
     """
     max_poll_interval_seconds: float | None = None
-    """Number of seconds without a poll() after which the member gives its partitions to other members until its next
-    poll(). As with Kafka's max.poll.interval.ms, the time includes the processing of messages, also in a handler of
-    run(). None: the member keeps its partitions, and only a warning is logged.
+    """If the program does not call poll() for this number of seconds, the member gives its partitions to other members;
+    its next poll() lets it claim partitions again. As with Kafka's max.poll.interval.ms, the time includes the
+    processing of messages, also in a handler of run(). None: the member keeps its partitions, and only a warning is
+    logged.
     """
     rebalance_min_seconds: float = 0.05
     rebalance_max_seconds: float = 0.5
-    """Longest pause in seconds before a failed rebalance is tried again, without a limit on the number of tries. The
-    first pause is rebalance_min_seconds, and each further pause is twice as long, up to this value, with jitter. A
-    partition that another member still owns is claimed as soon as ZooKeeper reports that it is free.
+    """Longest pause in seconds before a failed rebalance is tried again; the number of tries is not limited. The first
+    pause is rebalance_min_seconds, and each further pause is twice as long, up to this value, with jitter. A partition
+    that another member still owns is claimed as soon as ZooKeeper reports that it is free.
     """
     session_timeout_seconds: float = 30.0
     """Requested timeout of the consumer's ZooKeeper session in seconds. The server may grant a shorter or longer
@@ -247,7 +248,9 @@ class SharedConfig:
     takes long, the member leases fewer messages ahead: only as many as it can handle in about a fifth of a second.
     """
     fetch_max_bytes: int = 1 << 20
-    """Largest number of bytes of messages that one request leases. A single message may be larger."""
+    """Largest sum of the bytes of the messages that one request leases. If a single message is larger, it is leased
+    alone.
+    """
     long_poll_ms: int = 15_000
     """If there is no message to lease, a broker waits at most this number of milliseconds for a message before it
     answers.

@@ -1,5 +1,5 @@
-"""Accept arguments that constructors and methods formerly had, and that are settings of a configuration object now. For
-one more release these arguments have the same effect, with a DeprecationWarning.
+"""Accept arguments that constructors and methods had in earlier releases. These arguments are settings of a
+configuration object now. Until the next release such an argument still has its effect, and causes a DeprecationWarning.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def with_moved(config: _Config, caller: str, given: Mapping[str, object], *moved
     setting is an attribute of `config` or of its `connection`. given: the keyword arguments of the user's call that are
     no parameters of the method any more. caller: the name of the method that the user has called.
 
-    moved: the names that `given` may contain. An argument with the value None leaves the setting unchanged. This
-    function must be called directly by the method that the user's code calls, not by a function below it, because the
-    warning shows the line two calls up, which must be a line of the user's code. Raises TypeError for an argument that
+    moved: the names that `given` may contain. An argument with the value None leaves the setting unchanged. The method
+    that the user's code calls must call this function itself, not through another function. The reason is that the
+    warning names the source line two calls up, and this must be the user's line. Raises TypeError for an argument that
     `caller` never had, as Python does, and ConfigError for a wrong value.
     """
     changed: Any = config

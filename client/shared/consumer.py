@@ -66,8 +66,8 @@ _NO_WORD = (
     "its members have ended, or let their leases run out, before they settled it; or the one that failed on it found "
     "no broker for the dead letter, as its log says"
 )
-"""The text that a dead letter contains in place of an exception, if the message's last lease ended without a
-settlement. In this case no member has reported why the attempt failed.
+"""The text that a dead letter contains in place of an exception, if this member does not know why the last attempt
+failed: the message's last lease ended without a settlement, or another member could not store the dead letter.
 """
 
 _RETRY = Retry()
@@ -102,8 +102,8 @@ class SharedConsumer(Closing):
         keeps its znodes below this root.
 
         group: the name of the shared group; a Consumer's group of the same name is unrelated. start: "earliest" or
-        "latest": where in a partition the group begins to read, if no member of it has requested messages of this
-        partition before.
+        "latest": where the group begins to read a partition from which no member of the group has requested messages
+        before.
         ordered_by_key: if true, messages with the same key are leased one at a time, in their order. tags: deliver only
         messages with one of these tags. where: deliver only messages whose properties match this filter
         (docs/filters.md). The broker filters by `tags` and `where`, and the consumer checks both again. Messages that
@@ -194,8 +194,9 @@ class SharedConsumer(Closing):
         message, or with [] after `timeout` seconds.
 
         The caller must call `ack` or `release` for each message before its lease ends; `extend` makes the lease longer.
-        Raises RequestRefused if the broker cannot lease messages, ClientError if this consumer is closed,
-        SharedRefused, and AccessRefused if a broker refuses to lease messages or to log the user in.
+        Raises RequestRefused if a broker's version cannot lease messages, SharedRefused if a broker leases nothing to
+        this member (for example because the group has other filters), AccessRefused if a broker refuses to lease
+        messages or to log the user in, and ClientError if this consumer is closed.
         """
         check_number("max_messages", max_messages, most=INT32_MAX)
         seconds = check_wait("timeout", timeout)
@@ -204,7 +205,7 @@ class SharedConsumer(Closing):
     def _take(self, most: int, deadline: float, *, keep: bool) -> list[SharedMessage]:
         """Return at most `most` messages; if there are none yet, wait for the first one until the deadline. If an
         interrupt ends this call after it has taken messages, the messages are delivered again when their leases end.
-        keep: whether the driver extends their leases until they are settled.
+        keep: whether the driver extends the leases of the returned messages until the messages are settled.
         """
         driver, core, waiting = self._driver, self._core, object()
         taken: list[SharedMessage] = []
@@ -314,8 +315,8 @@ class SharedConsumer(Closing):
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Two numbers: how many messages brokers have confirmed as acknowledged, and how many messages were lost,
-        because they were acknowledged or extended only after their leases had ended.
+        """Two numbers: how many acknowledged messages brokers have confirmed, and how many messages were lost. A
+        message is lost if its lease had already ended when it was acknowledged or extended.
         """
         return self._core.acknowledged, self._core.lost
 
@@ -339,11 +340,12 @@ class SharedConsumer(Closing):
         delivered again after a pause, to any member. If the handler raises an exception of another kind, such as
         KeyboardInterrupt, run() ends and raises this exception.
 
-        keep_leases: whether to extend a message's lease while its handler is running. If it is False, a handler that
-        hangs loses its message to another member. retry: the pauses between attempts, and the number of attempts after
-        which a message becomes a dead letter of the group (DeadLetters). The handler also gets dead letters that were
-        redriven to this group. Raises the errors of `poll`. Also raises ConfigError for Retry(ordered=True) and for
-        pauses above a week, and InvalidName if the group's name is too long for the name of its dead-letter topic.
+        keep_leases: whether to extend a message's lease while its handler is running. If it is False and a handler
+        hangs, its message's lease ends, and another member may get the message. retry: the pauses between attempts, and
+        the number of attempts after which a message becomes a dead letter of the group (DeadLetters). The handler also
+        gets dead letters that were redriven to this group. Raises the errors of `poll`. Also raises ConfigError for
+        Retry(ordered=True) and for pauses above a week, and InvalidName if the group's name is too long for the name of
+        its dead-letter topic.
         """
         check_call_back("handler", handler)
         check_threads(threads)
@@ -514,9 +516,9 @@ class _Run:
         self._consumer.release(message, delay=pause)
 
     def _bury(self, message: SharedMessage, failure: Failure, error: Exception | None = None) -> bool:
-        """Store the message as a dead letter. Return True if that has succeeded; then the caller must acknowledge the
-        message. Return False if it has failed; then the message is delivered again. error: the exception that the
-        handler has just raised, or None.
+        """Store the message as a dead letter. Return True if a broker has stored the dead letter; the caller must then
+        acknowledge the message. Otherwise release the message, so that it is delivered again, and return False. error:
+        the exception that the handler has just raised, or None.
         """
         consumer = self._consumer
         try:

@@ -122,7 +122,7 @@ class SharedCore:
         self.is_due = False
         self.acknowledged = self.lost = self.damaged = 0
         """`acknowledged`, `lost` and `damaged` are the numbers of messages that were acknowledged, lost or damaged
-        since the start. The acknowledged messages include messages that were filtered out or had expired.
+        since the start. Messages that were filtered out or had expired also count as acknowledged.
         """
         self._config = config
         self._on_lost = on_lost
@@ -213,8 +213,8 @@ class SharedCore:
         suspect: int = 0,
     ) -> None:
         """Process the answer to a request for messages (Acquiring). waiting: number of further messages that the broker
-        could have leased; the broker may report a number that is too low. suspect: it is 0 unless the answer consists
-        of one suspect; AcquireReply describes the other values.
+        could have leased; the broker may report a number that is too low. suspect: 0 if the answer contains no suspect.
+        Otherwise the answer consists of one suspect, and AcquireReply describes the value.
         """
         found = self._partitions[partition]
         found.has_more = waiting > 0
@@ -284,9 +284,9 @@ class SharedCore:
         self._settle(message, _RELEASE, 1000, now)
 
     def refused(self, partition: TopicPartition, now: float, pause: float | None) -> None:
-        """Record that a request for messages, or its withdrawal, has failed, so that no answer with messages will come.
-        (Earlier broker versions refuse withdrawals.) pause: number of seconds before the next attempt; None means a
-        pause that grows with each failure.
+        """Record that no answer with messages will come from this partition, because the request for messages has
+        failed, or because the broker has refused the request's withdrawal (as earlier broker versions do). pause:
+        number of seconds before the next attempt; None means a pause that grows with each failure.
         """
         found = self._partitions[partition]
         found.asked = 0
@@ -317,8 +317,8 @@ class SharedCore:
 
     def _drop_copy(self, message: SharedMessage) -> None:
         """Remove a second copy of the message from the buffer. A second copy exists if the lease of `message` has ended
-        and the broker has leased the message to this member again. `message` then gets the copy's lease, so that
-        settling it settles the new lease.
+        and the broker has leased the message to this member again. `message` then gets the copy's lease. So when a
+        caller settles `message`, the new lease is settled.
         """
         for buffer in self._buffers:
             for number, copy in enumerate(buffer):
@@ -468,8 +468,8 @@ class SharedCore:
 
     def _withdrawals(self, now: float) -> list[Acquiring]:
         """For a closing member, return withdrawals of those of its requests that may still wait at brokers. Without the
-        withdrawals, brokers would later lease messages to a member that has ended. Withdrawals are repeated, because a
-        thread may send a request only after another thread has sent the request's withdrawal.
+        withdrawals, brokers would later lease messages to a member that has ended. A withdrawal is repeated until the
+        request is answered, because one thread may send the withdrawal before another thread sends the request.
         """
         asked = [each for each in self._partitions.values() if each.asked and each.withdraw_at <= now]
         for each in asked:
@@ -480,8 +480,9 @@ class SharedCore:
         return self._closing and found.retry_at <= now
 
     def _goes_along(self, found: _Partition, asked: set[TopicPartition], now: float) -> bool:
-        """Return whether the partition has enough unsent settlements that they are sent now, together with a request
-        for more messages. Sending them together saves a round trip.
+        """Return whether the partition's unsent settlements are sent now, together with a request for more messages,
+        which saves a round trip. This is so if such a request is due (the partition is in `asked`), at least
+        tuning.SETTLE_ALONG settlements are unsent, and no pause after a failure is running.
         """
         return found.partition in asked and len(found.due) >= tuning.SETTLE_ALONG and found.retry_at <= now
 
@@ -497,10 +498,10 @@ class SharedCore:
                 self.extend(message, self._config.lease_seconds, now)
 
     def _return_stale(self, now: float) -> None:
-        """Release messages that no caller has taken, shortly before their leases end. If such a lease ended without a
-        release, its message would become a suspect, or the lease would count as an attempt, although no handler got the
-        message. If messages were released and no caller is waiting, the member leases no more messages ahead until a
-        caller takes one.
+        """Release messages that no caller has taken, shortly before their leases end. Without the release such a lease
+        would end unsettled, and its message would become a suspect, or the lease would count as an attempt, although no
+        handler had got the message. If messages were released and no caller is waiting, the member leases no more
+        messages ahead until a caller takes one.
         """
         if now < self._stale_at:
             return
@@ -579,8 +580,8 @@ class SharedCore:
         return self._buffered <= self._low and not self.waiting
 
     def _note_low(self) -> None:
-        """Compute a limit: while no caller waits, `is_low` is true if the number of buffered messages is at or below
-        this limit.
+        """Compute the limit for `is_low`: if no caller waits, and at most this number of messages are buffered,
+        `actions` would request more messages.
         """
         ahead = self._ahead
         if not ahead or self._closing or self._alone is not None or all(each.asked for each in self._turn):

@@ -2,9 +2,9 @@
 
 Usually the thread that has caused an action executes it: for example, a thread of run() that has taken nearly all
 leased messages sends the request for more, and a thread that has read an answer sends what follows from it. The
-driver's own thread executes actions that become due at a certain time. The driver's thread also executes the actions
-that a user's thread has caused, if an interrupt (interrupts.py) could hit the user's thread between the core's decision
-and the sending.
+driver's own thread executes actions that become due at a certain time. If an interrupt (interrupts.py) may come on a
+user's thread, the driver's thread also executes the actions that the user's thread has caused, because the interrupt
+could come between the core's decision and the sending.
 """
 
 from __future__ import annotations
@@ -217,8 +217,8 @@ class SharedDriver:
 
     def _connection(self, action: Acquiring | Settle) -> Connection | None:
         """Return the connection on which to send the action. If there is no open connection, return None. In this case
-        either a connection was begun and the action is executed later, or the action was reported to the core as
-        failed.
+        the core repeats the action later: when the connection exists that this method has begun to make, or, if the
+        broker cannot be reached, after a pause.
         """
         partition = action.partition
         endpoint = self._metadata.view(partition.topic).endpoints.get(partition.broker)

@@ -20,11 +20,11 @@ class SharedMessage(Message):
     """A Message that is leased to this member for a limited time. A dead letter that was redriven to the group has the
     partition, offset and id of the original message.
 
-    attempts: the number of the present attempt to handle the message, counted from 1 over all members. Each failure of
-    a handler counts as an attempt, and so does a lease that ended without a settlement while its member had leased no
-    other message (docs/messages.md). lease_until: the value of time.monotonic() at which the lease ends, as this member
-    computes it. leased_from, leased_at: the partition and offset of the leased record. For a retried message or a dead
-    letter, they differ from those of the original message.
+    attempts: the number of the present attempt to handle the message, counted from 1 over all members. An earlier
+    delivery counts as an attempt in two cases: the handler failed, or the lease ended without a settlement while the
+    member had leased no other message (docs/messages.md). lease_until: the value of time.monotonic() at which the lease
+    ends, as this member computes it. leased_from, leased_at: the partition and offset of the leased record. For a
+    retried message or a dead letter, they differ from those of the original message.
     """
 
     leased_from: TopicPartition

@@ -12,8 +12,8 @@ so more numerous. With 0.3 s they handle only a few more messages per second tha
 """
 
 REFILL_PART = 0.5
-"""A member requests more messages only when its leased messages that no thread has taken are at most this share of the
-number that it leases ahead. So each request asks for many messages.
+"""A member wants to lease a certain number of messages ahead. It requests more messages only when at most this share of
+that number is left, that is, leased but not taken by a thread. So each request asks for many messages.
 """
 
 FIRST_PREFETCH = 1
@@ -40,8 +40,8 @@ KEEP_PART = 0.5
 """run() extends the lease of a message when at most this share of the lease time is left."""
 
 LATE_ACKNOWLEDGED = 1024
-"""Number of messages per partition that a member remembers because it has acknowledged them after their leases had
-ended. The member does not handle these messages again.
+"""If a member has acknowledged a message after the message's lease had ended, it remembers the message, in order not to
+handle it again. It remembers this number of messages per partition.
 """
 
 WITHDRAW_SECONDS = 0.1
@@ -56,9 +56,9 @@ SETTLE_AT = 256
 """When a partition has this number of unsent settlements, they are sent without waiting for more settlements."""
 
 SETTLE_ALONG = 8
-"""If at least this number of settlements of a partition are unsent, they are sent together with a request for more
-messages. If fewer settlements are unsent, they wait for further ones. Otherwise a member that requests one message at a
-time would send only a few settlements with each of its many requests.
+"""When a member requests more messages of a partition, it also sends the partition's unsent settlements if there are at
+least this number of them. If there are fewer, they wait for further settlements. Otherwise a member that requests one
+message at a time would send only a few settlements with each of its many requests.
 """
 
 UNBURIED = 1024

@@ -25,8 +25,8 @@ class Absences:
 
     def __init__(self) -> None:
         self.ends_in: float | None = None
-        """The client must call `kept` again this number of seconds after the last call, because then it must drop the
-        first of the partitions that the call has returned. `ends_in` is None if the last call has returned no
+        """Number of seconds after the last call of `kept` when the client must call `kept` again, because it must then
+        drop the first of the partitions that the last call has returned. None if the last call has returned no
         partition.
         """
         self._since: dict[tuple[str, int], float] = {}

@@ -49,9 +49,9 @@ Build = Callable[[int], Sequence[Buffer]]
 _CUT_SHORT = -math.inf
 """The deadline that a request gets if its sender was interrupted."""
 _STUCK_SECONDS = 2 * TICK
-"""If the reading thread has not checked the deadlines of requests for this number of seconds, the likely cause is that
-its receive call does not return because frequent signals restart it. From then on the reading thread waits for data by
-poll() (Wire.free_reader).
+"""If the reading thread has not checked the deadlines of requests for this number of seconds, its receive call probably
+does not return, because frequent signals restart the call again and again. From then on the reading thread waits for
+data by poll() (Wire.free_reader).
 """
 _JUST_NOW_SECONDS = 0.001
 """If an answer arrived at most this number of seconds ago, a send does not check whether the broker has closed the
@@ -86,9 +86,9 @@ class Connection:
     attributes that begin with takes_ and knows_ are true if the broker supports the following: takes_many: SEND_MANY.
     takes_sequences: sequence numbers of a producer's sends. takes_delays: delayed messages. takes_halves: half
     messages. knows_compressed: compressed messages, in both protocols. takes_where: pulls filtered by content.
-    takes_shared: requests of shared consumers. half_check_seconds: how many seconds after the arrival of a half message
-        the broker first asks for its outcome, unless the message states another time; it is None if the broker does not
-        report this number.
+    takes_shared: requests of shared consumers. half_check_seconds: if a half message states no time for the first
+        check-back, the broker first asks for its outcome this number of seconds after its arrival; None if the broker
+        does not report this number.
     expects_bulk: true if large answers are expected. Each answer is then received into a buffer of its own size, which
     costs a second system call for a small answer. The code that pulls messages sets expects_bulk.
     """
@@ -142,9 +142,9 @@ class Connection:
 
     def notice_end(self, now: float) -> MetaqError | None:
         """Return `failure`. If no request is in flight and the last answer is not very recent, first check at the
-        socket whether the broker has closed the connection. If a caller checks this before it sends and finds that the
-        connection has ended, it knows that the broker has not got the request. Without the check, it would send the
-        request, get no answer, and not know whether the broker got the request.
+        socket whether the broker has closed the connection. If a caller calls this method before it sends a request,
+        and the connection has ended, the caller knows that the broker has not got the request. Without the check, it
+        would send the request, get no answer, and not know whether the broker got the request.
         """
         wire, pending = self._wire, self._stream.pending
         before = wire.last_traffic
@@ -205,9 +205,9 @@ class Connection:
             raise
 
     def _cut_short(self, requests: Sequence[Exchange], entered: int) -> None:
-        """Give these requests a deadline in the past, because the thread that was sending them was interrupted, so that
-        the next reading thread ends them. The interrupted thread had added only the first `entered` of the requests to
-        the stream. This method runs on a separate thread.
+        """End these requests, because the thread that was sending them was interrupted: give them a deadline in the
+        past, so that the next reading thread ends them. The interrupted thread had added only the first `entered` of
+        the requests to the stream. This method runs on a separate thread.
         """
         for request in requests:
             request.deadline = _CUT_SHORT
@@ -234,8 +234,8 @@ class Connection:
         """Send a small request without waiting for the answer. The caller must call `finish` for it later, or close the
         connection.
 
-        Until then nobody has to read the answer, so it may stay unread in the socket or unsent at the broker. Raises
-        LocalProtocolError.
+        Until `finish` is called, perhaps no thread reads from the connection. The answer then stays in the socket or at
+        the broker. Raises LocalProtocolError.
         """
         call = Call(self.new_opaque())
         self.send((Exchange(call.opaque, call.on_done, deadline, background=False),), build(call.opaque))
@@ -270,8 +270,8 @@ class Connection:
         self._role.drive(waiter, deadline)
 
     def read_in_background(self) -> None:
-        """Ensure that the answers to all requests in flight are read by some thread. Call it if threads that would read
-        by `drive` (requests with background=False) will not do so any more.
+        """Ensure that some thread reads the answers to all requests in flight. Call this method if a thread that has
+        sent a request with background=False will not call `drive` to read the answer.
         """
         self._role.read_in_background()
 

@@ -1,5 +1,6 @@
-"""Decide for a client's connection pool to which address it connects for a broker, when it tries again to reach one,
-and which node of a broker set it regards as the leader. This module has no I/O, threads, locks or clocks.
+"""Make the decisions of a client's connection pool: to which address it connects for a broker, when it tries again to
+reach a broker, and which node of a broker set it regards as the leader. This module has no I/O, threads, locks or
+clocks.
 
 | event | method | what comes out |
 |---|---|---|
@@ -40,8 +41,8 @@ unreachable, because a later attempt with more time can succeed.
 
 LAST_ANSWERS_SECONDS = 0.2
 """When a client learns that a broker set has a new leader, it waits this number of seconds for answers of the former
-leader, and then closes the connection to it. If the former leader still runs, it has refused all waiting requests by
-then; if it hangs, no answer would come anyway.
+leader, and then closes the connection to the former leader. If the former leader still runs, it has refused all waiting
+requests by then; if it hangs, no answer would come anyway.
 """
 
 C = TypeVar("C")
@@ -224,8 +225,8 @@ class PoolCore(Generic[L]):
 
 
 def proves_nothing(seconds: float, left: float) -> bool:
-    """Return whether the failure of an attempt to connect does not show that the broker is unreachable, because the
-    attempt's time limit was short and is used up. seconds: the time limit of the attempt in seconds. left: the number
-    of seconds of this limit that remain.
+    """Return whether a failed attempt to connect leaves open whether the broker can be reached. This is so if the
+    attempt's time limit was shorter than _LEAST_CONNECT_SECONDS and is used up. seconds: the time limit of the attempt
+    in seconds. left: the number of seconds of this limit that remain.
     """
     return seconds < _LEAST_CONNECT_SECONDS and left <= 0

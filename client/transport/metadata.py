@@ -65,8 +65,9 @@ class Metadata(Protocol):
         """
 
     def topics(self) -> Collection[str]:
-        """Return the names of the topics that accept messages now; the texts of errors name the most similar one. Any
-        thread may call this method. The method may ask ZooKeeper.
+        """Return the names of the topics that accept messages now. If a user names a topic that does not exist, the
+        error text suggests the most similar of these names. Any thread may call this method. The method may ask
+        ZooKeeper.
 
         Raises CoordinationError.
         """
@@ -88,8 +89,8 @@ class Metadata(Protocol):
 
 
 class LentMetadata:
-    """A wrapper around a Metadata object that its creator will close. A producer gets the wrapper, so that closing the
-    producer does not close the Metadata object.
+    """A wrapper around a Metadata object that another object owns and will close. A producer gets the wrapper, so that
+    closing the producer does not close the Metadata object.
     """
 
     def __init__(self, owner: Metadata) -> None:
@@ -144,7 +145,9 @@ class DirectMetadata:
         return self._views.keys()
 
     def is_set(self, broker_id: int) -> bool:
-        """Return False, because without ZooKeeper the producer cannot find the next leader."""
+        """Return False: even if the broker is a broker set, the producer cannot find its next leader without
+        ZooKeeper.
+        """
         return False
 
     def on_change(self, listener: Callable[[str], None]) -> None:

@@ -92,7 +92,8 @@ class ConnectionPool:
         of its set (see `follow`), return the connection to that node instead. If there is no connection, connect within
         `timeout` seconds.
 
-        Raises BrokerUnavailable if the broker cannot be reached, or if the last attempt to reach it has failed. Raises
+        Raises BrokerUnavailable if the broker cannot be reached, or if the last attempt to reach it has failed, and
+        RequestTimedOut if another thread is still connecting to the broker after `timeout` seconds. Raises
         AccessRefused if the broker has refused the login in the last attempt. Raises ClientError in a forked process.
         """
         link = self._core.found(endpoint, self._clock())
@@ -210,8 +211,8 @@ class ConnectionPool:
         return connection
 
     def _is_down(self, link: _Link) -> ClientError:
-        """Return the error to raise for a broker whose connection has ended, or that could not be connected to. If the
-        pool has not noticed the connection's end yet, this method also records it.
+        """Return the error to raise for a broker whose connection has ended or could not be made. If the end of the
+        connection was not recorded yet, also record it.
         """
         connection = link.connection
         if connection is None or not connection.closed or link.is_refused:

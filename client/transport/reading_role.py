@@ -40,8 +40,8 @@ and goes on, because answers to other requests may follow.
 
 
 class _Background:
-    """The class of the only object that the attribute `leader` refers to while the background thread has the reading
-    role.
+    """The class has only one object. While the background thread has the reading role, the attribute `leader` is this
+    object.
     """
 
 
@@ -137,9 +137,8 @@ class ReadingRole:
             raise
 
     def read_in_background(self) -> None:
-        """Ensure that the answers to all requests in flight are read by some thread. Call it if threads that have sent
-        requests with background=False will not call `drive` for them any more, because nobody else would then read the
-        answers.
+        """Ensure that some thread reads the answers to all requests in flight. Call this method if a thread that has
+        sent a request with background=False will not call `drive` to read the answer.
         """
         self._orphans = True
         self.look_again()
@@ -197,9 +196,9 @@ class ReadingRole:
 
     def _wake_heir(self) -> Waiter | None:
         """Choose the follower that will be the next leader, wake its thread, and return the follower. Return None if
-        there is no follower. The caller must then give the role to this follower. The woken thread cannot act before it
-        has the role, because it needs the mutex, which the caller holds. A woken follower that does not get the role
-        waits for its bell again.
+        there is no follower. The caller must then give the role to this follower. The woken thread cannot act before
+        the caller has given it the role, because it must first take the mutex, which the caller holds. A woken follower
+        that does not get the role waits for its bell again.
         """
         while self._followers:
             heir = next(iter(self._followers))
@@ -228,8 +227,8 @@ class ReadingRole:
 
     @property
     def _has_unfinished(self) -> bool:
-        """Whether work of an interrupted thread is left for the next reading thread: a request whose thread has left
-        `drive` before it was done, or ended requests whose handlers were not called yet.
+        """Whether an interrupted thread has left work for the next reading thread: requests that have ended but whose
+        handlers were not called yet, or received data that was processed only in part.
         """
         return bool(self._stream.outcomes) or self._stream.torn
 

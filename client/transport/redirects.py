@@ -1,6 +1,6 @@
-"""Remember which node leads a broker set according to the set's other nodes: a node that is not the leader refuses a
-request, and names the leader in its answer. After a change, a client often learns of the new leader from such an answer
-before it sees the leader in ZooKeeper. As soon as ZooKeeper shows a new leader, the client uses this leader, and
+"""Remember the leader of a broker set that the set's other nodes have named: a node that is not the leader refuses a
+request, and may name the leader in its answer. After a change, a client often learns of the new leader from such an
+answer before it sees the leader in ZooKeeper. As soon as ZooKeeper shows a new leader, the client uses this leader, and
 forgets the earlier answers.
 """
 
@@ -108,10 +108,10 @@ class Redirects:
         return _endpoint(error.url)
 
     def moved(self, former: Collection[Endpoint], leader: Endpoint, now: float) -> None:
-        """Record that ZooKeeper shows another leader than before. ZooKeeper's information is newer than the nodes'
-        earlier answers. For TRUSTED_SECONDS from now, answers that name a former leader are ignored, too. The reason:
-        even the new leader may for a moment name the former leader in an answer. If the former leader hangs, a client
-        that follows this answer would wait in vain. former: the addresses of former leaders.
+        """Record that ZooKeeper shows another leader than before. Forget the earlier answers that name a former leader,
+        because ZooKeeper's information is newer. For TRUSTED_SECONDS from now, ignore new answers that name a former
+        leader, too: even the new leader may name it for a moment, and if the former leader hangs, a client that follows
+        such an answer would wait in vain. former: the addresses of former leaders.
         """
         for endpoint in former:
             self._forget(endpoint)

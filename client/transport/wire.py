@@ -2,13 +2,13 @@
 connection's ClientStream.
 
 **Interrupts** (interrupts.py). One call of a C function (`extend` of a map) takes received bytes from the socket and
-stores them in `_received`. No signal handler can run in the middle of this call. So no interrupt can come after the
-bytes have left the socket and before they are in `_received`. At this moment an interrupt would lose the bytes. If a
-sending thread is interrupted, the connection ends, because it is unknown how many bytes have been sent (`_sending`).
+stores them in `_received`. No signal handler can run in the middle of this call. So no interrupt can lose the bytes
+after they have left the socket and before they are in `_received`. If a sending thread is interrupted, the connection
+ends, because it is unknown how many bytes have been sent (`_sending`).
 
-Connecting imports no module: if an interrupt comes while CPython imports a module, the lock of all imports may stay
-locked for ever, and then every thread that resolves a host name blocks, because Python imports a module to resolve a
-name.
+The code that connects imports no module. If an interrupt came while CPython imports a module, the lock of all imports
+might stay locked for ever. Then every thread that resolves a host name would hang, because Python imports a module for
+this.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ the requests' deadlines. So a request for which no thread waits ends at most thi
 """
 _TIMEVAL = Struct("@ll")
 _SMALL_BYTES = 32 * 1024
-"""Buffers with at most this number of bytes together are copied into one buffer before they are sent, because that
-costs less than a sendmsg with several buffers.
+"""If the buffers of one call of `send` have at most this number of bytes in total, they are copied into one buffer
+before they are sent, because that costs less than a sendmsg with several buffers.
 """
 _MAX_IOV = 1000
 """Largest number of buffers in one sendmsg (Linux allows 1,024)."""
@@ -168,9 +168,9 @@ class Wire:
         """Make all later receive calls wait for data by poll() first, although that costs a second system call each
         time.
 
-        This is needed if signals whose handlers raise nothing, for example a profiler's, come at shorter intervals than
-        TICK. After each such signal, Python restarts a blocking receive with the full TICK as its time limit, so the
-        receive would never end. A restarted poll() ends in time.
+        This is needed if a profiler, for example, causes signals at shorter intervals than TICK, and the signal handler
+        raises nothing. After each such signal, Python restarts a blocking receive with the full TICK as its time limit,
+        so the receive would never end. A poll() that is restarted after a signal waits only for the rest of its time.
         """
         self._polls = True
         try:

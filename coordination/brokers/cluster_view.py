@@ -47,8 +47,8 @@ class BrokerNodes:
 
 @dataclass(frozen=True, slots=True)
 class TopicReplica:
-    """A broker process that offers a topic, and its number of partitions. slave_id: the id of a slave, or None if the
-    process is the master.
+    """A broker process that offers a topic, and the number of partitions that it offers. slave_id: the id of a slave,
+    or None if the process is the master.
     """
 
     broker_id: int
@@ -88,12 +88,12 @@ class ClusterView:
         return sorted(each for each in ids if each is not None)
 
     def set_leaders(self) -> dict[int, int | None]:
-        """Return the id of the leader's ZooKeeper session for each broker set that has at least one node, by broker id.
-        The value is None if the set has no leader now, or if the leader has not registered all its topics yet.
+        """Return, by broker id, the id of the leader's ZooKeeper session for each broker set that has at least one
+        node. The value is None if the set has no leader now, or if the leader has not registered all its topics yet.
 
-        A caller that must read the topics of all sets completely calls this method before and after it reads them. If
-        both calls return the same result, and no value is None, no set has changed its leader in between, and the
-        topics that were read are complete.
+        A caller that must not miss a topic of any set calls this method, reads the topics, and calls this method again.
+        If both calls return the same result, and no value is None, no set has changed its leader in between, and the
+        caller has read all topics.
         """
         paths, ids = self._paths, self.set_ids()
         nodes = self._nodes.children_many([paths.set_nodes(each) for each in ids])
@@ -235,8 +235,8 @@ class ClusterView:
         return self._texts(parent, self._nodes.children(parent), parse_consumer_id)
 
     def consumer_zones(self, group: str) -> dict[str, str]:
-        """Return the zone of each live consumer of the group that assigns partitions by zones. The result maps the
-        consumer's id to its zone.
+        """Return the zone of each live consumer of the group, without the consumers that do not assign partitions by
+        zones. The result maps the consumer's id to its zone.
         """
         parent = self._paths.group_zones(group)
         return self._texts(parent, self._nodes.children(parent), parse_consumer_zone)

@@ -102,11 +102,10 @@ class BrokerRegistration:
 
     elected: true if the broker was elected as the leader of a broker set. If so, only the elections of the set create
     and delete the broker's own znode (BrokerSet.take_over, release); this class never creates, replaces or deletes it.
-    While the own znode does not belong to the ZooKeeper session of this process, this class registers neither topics
-    nor the checksum. As soon as the own znode belongs to this session, this class registers the topics and the
-    checksum. The znode of the checksum is created after the znodes of the topics, and removed before them. So if the
-    own znode and the checksum's znode belong to the same session, a reader (ClusterView.set_leaders) knows that all
-    topics of the set are registered.
+    This class registers the topics and the checksum only while the own znode belongs to the ZooKeeper session of this
+    process. The znode of the checksum is created after the znodes of the topics, and removed before them. So if the own
+    znode and the checksum's znode belong to the same session, a reader (ClusterView.set_leaders) knows that all topics
+    of the set are registered.
     """
 
     def __init__(
@@ -145,13 +144,13 @@ class BrokerRegistration:
         unregister().
 
         If an earlier process of this broker (with the same URL) has left its own znode in ZooKeeper, this method
-        replaces the znode. If another broker has created the znode of this broker id, that broker is perhaps dead. This
-        method then waits as long as ZooKeeper needs to remove the znode of a dead broker (about one session timeout).
-        If the znode still exists after the wait, this method raises ConfigError, which names the broker that uses the
-        id. A node of a broker set must have been elected before the call. Otherwise its own znode does not belong to
-        this session, and this method raises CoordinationError. Also raises CoordinationUnavailable, SessionLost. After
-        one of these two errors this object no longer keeps the broker registered, and the caller can call register()
-        again. register() cannot be called after unregister().
+        replaces the znode. If another broker has created the znode of this broker id, this method waits about one
+        session timeout: if that broker is dead, ZooKeeper removes the znode in this time. If the znode still exists
+        after the wait, this method raises ConfigError, which names the broker that uses the id. A node of a broker set
+        must have been elected before the call. Otherwise its own znode does not belong to this session, and this method
+        raises CoordinationError. Also raises CoordinationUnavailable, SessionLost. After any of these errors this
+        object does not keep the broker registered, and the caller can call register() again. register() cannot be
+        called after unregister().
         """
         with self._lock:
             self._topics |= {each.name: each for each in topics}
@@ -276,8 +275,8 @@ class BrokerRegistration:
             log.warning("broker %s is registered again, with %d topics", self._name, len(self._topics))
 
     def _restore(self) -> None:
-        """Create the broker's znodes again if some of them are missing or changed, unless the broker's own znode
-        belongs to another process.
+        """If znodes of the broker are missing or changed, create them again. But do nothing if the broker's own znode
+        belongs to another process, or if an elected broker's own znode is missing.
         """
         session_id, own = self._session_id, self._own_path()
         wanted = self._registered_nodes()
@@ -374,8 +373,8 @@ class BrokerRegistration:
         return self._paths.master(broker_id) if slave_id is None else self._paths.slave(broker_id, slave_id)
 
     def _leads(self, session_id: int) -> bool:
-        """Return whether the broker's own znode belongs to this session, which means that this node has won the
-        election.
+        """Return whether this node has won the election, that is, whether the broker's own znode belongs to this
+        session.
         """
         leads, led = self._nodes.get(self._own_path()) == (self._url, session_id), not self._deposed
         if self._registered and led and not leads:

@@ -2,8 +2,8 @@
 
 All members of a group must use the same strategy. Two strategies, range and consistent hash, come from metaq 1.x. These
 two give the same results as the Java classes of 1.x; golden/assignment.json contains results of the Java classes for
-comparison. Members that use one of these two strategies do not record the strategy in ZooKeeper. Members that assign by
-zones record their strategy in ZooKeeper together with their zone.
+comparison. Only members with the third strategy, which assigns by zones, record their strategy in ZooKeeper, together
+with their zone.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def zone_assignment(
     partition's broker has no zone, or the broker's zone has no consumers, the partition goes to the consumer that has
     the fewest partitions at that moment. consumer_zones: the zones of all `consumers`. broker_zones: zones by broker
     id. A consumer that is not in `consumers` gets nothing. RocketMQ's class AllocateMachineRoomNearby uses the same
-    strategy with one difference: when it assigns the remaining partitions (those without a zone, or without consumers
-    in their zone), it ignores how many partitions each consumer already has.
+    strategy with one difference: for the remaining partitions (those without a zone, or without consumers in their
+    zone), RocketMQ's class ignores how many partitions each consumer already has.
     """
     members = java_sorted(consumers)
     if consumer_id not in members:

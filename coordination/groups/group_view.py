@@ -100,9 +100,9 @@ class _Listing:
 
     def same_nodes(self, former: _Listing) -> frozenset[str]:
         """Return the names that are both in this listing and in `former`, and whose znodes were not deleted and created
-        again in between. Return no name at all in two cases: if the parent's number of changes is larger than the two
-        lists of names explain, because then some child was deleted and created again, and if the parent itself was
-        created anew.
+        again in between. Return no name in two cases. First, more children were created and deleted than the two lists
+        of names show, so some child was deleted and created again. Second, the parent itself was deleted and created
+        again.
         """
         seen = len(self.names ^ former.names)
         return self.names & former.names if (former.born, former.changes + seen) == (self.born, self.changes) else _NONE
@@ -271,9 +271,9 @@ class GroupView:
     def _agreement_is(self, data: bytes | None, stat: ZnodeStat | None) -> None:
         """Store the agreed zones that `data` contains, unless this view already has a newer agreement. The watch and
         look_at_zones() read the znode on two threads, so the result of the later read may arrive first. To find the
-        newer of two results, this method compares the versions of the znode, but only if both results were read on the
-        same connection to ZooKeeper. After a reconnection the new result is always stored, because ZooKeeper may have
-        been restored from an older copy meanwhile.
+        newer of two results, this method compares the zxids of the znode's last change, but only if both results were
+        read on the same connection to ZooKeeper. After a reconnection the new result is always stored, because
+        ZooKeeper may have been restored from an older copy meanwhile.
         """
         agreed = read_entry(parse_group_zones, self._zones, data) or {}
         connection = self._session.connections

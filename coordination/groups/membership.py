@@ -56,8 +56,8 @@ def new_consumer_id(group: str, now: Callable[[], float] = time.time) -> str:
 
 
 def broadcast_group(group: str, address: str | None = None) -> str:
-    """Return the name of the group that all broadcast consumers (consumers that each get every message) of one host
-    share in 1.x: `<group>-<ip>`, with `.` and `:` replaced by `-`.
+    """Return the group name that broadcast consumers (consumers that each get every message) use in 1.x:
+    `<group>-<ip>`, with `.` and `:` replaced by `-`. All broadcast consumers of one host use the same name.
     """
     return f"{group}-{re.sub('[.:]', '-', address or address_in_java())}"
 
@@ -113,12 +113,11 @@ class GroupMembership:
         """Register the consumer in the group, and read the group for the first time; then on_change is called. If the
         session is replaced later, the consumer is registered again automatically.
 
-        If another session has created the znode of a configured consumer id, that session perhaps belongs to a dead
-        process. This method then waits as long as ZooKeeper needs to end the session of a dead process (about one
-        session timeout). If the znode still exists after the wait, the method raises ConfigError, because the id is in
-        use. (In the same situation a consumer of 1.x uses the other consumer's znode, so that two consumers own the
-        same partitions.) Do not call this method on the session's event thread. Raises CoordinationUnavailable,
-        SessionLost.
+        If another session has created the znode of a configured consumer id, this method waits about one session
+        timeout: if that session belongs to a dead process, ZooKeeper removes the znode in this time. If the znode still
+        exists after the wait, the method raises ConfigError, because the id is in use. (In the same situation a
+        consumer of 1.x uses the other consumer's znode, so that two consumers own the same partitions.) Do not call
+        this method on the session's event thread. Raises CoordinationUnavailable, SessionLost.
         """
         self._state.is_out = False
         with self._presence.begun():
@@ -192,7 +191,7 @@ class GroupMembership:
         after the subscription.
 
         The consumer's znode is deleted and created again in one transaction, because members read each znode only once.
-        So every reader sees the znode either with all former topics, or with all former topics and the new topic.
+        So no reader sees a moment without the znode: it sees the former topics, or the former topics and the new one.
         Raises InvalidName, ConfigError and the errors of join(). After an error call this method again. Otherwise other
         members may not see the new topic until the consumer registers in ZooKeeper the next time.
         """
@@ -350,7 +349,7 @@ class GroupMembership:
 
     def claim_many(self, partitions: Iterable[Partition]) -> set[Partition]:
         """Claim several partitions, as claim() does, with about two requests altogether. Return the partitions that
-        this consumer owns now. When one of the partitions that could not be claimed becomes free, on_change is called.
+        this consumer owns now. If a partition could not be claimed, on_change is called when it becomes free.
 
         The method first reads the owner znodes, and tries to create only the missing ones, because ZooKeeper writes
         even a refused request to the transaction log of every server.

@@ -44,9 +44,8 @@ class MembershipState:
         return not self.is_out and not (self.is_registered and session_id)
 
     def registered(self, session_id: int, topics: tuple[str, ...]) -> bool:
-        """Record that the session `session_id` has created the member's znodes, with these topics. Return whether the
-        member's topics have changed since the znodes were written; if so, the caller must create the member's znode
-        again.
+        """Record that the session `session_id` has created the member's znodes, with these topics. Return True if the
+        member has other topics by now; the caller must then create the member's znode again.
         """
         with self._lock:
             self.is_registered = True
@@ -55,8 +54,8 @@ class MembershipState:
             return topics != self.topics
 
     def session_lost(self, session_id: int) -> None:
-        """Record that a session has ended. If the member claimed its partitions on this session, it does not own them
-        any more, so `held` becomes empty.
+        """Record that a session has ended. If it is the session that created the member's znodes, the member owns no
+        partitions any more, so `held` becomes empty.
         """
         with self._lock:
             if self.session_id == session_id:
@@ -91,11 +90,11 @@ class MembershipState:
 
     def subscribe(self, topic: str) -> tuple[bool, int | None]:
         """Add a topic to the member's topics. Return two values. The first value is True if the caller must now
-        register the topic and watch it; it is False as soon as the caller has reported by `followed` that it has done
-        this. The second value is the id of the session on which the caller must delete the member's znode and create it
-        again with the new topic. The second value is None if the member is not registered now: its next registration
-        will contain the topic. If that registration has already begun with the former topics, `registered` will return
-        True, so that the caller creates the znode again.
+        register the topic and watch it, and False if the caller has already done this and reported it by `followed`.
+        The second value is the id of the session on which the caller must delete the member's znode and create it again
+        with the new topic. The second value is None if the member is not registered now: its next registration will
+        contain the topic. If that registration has already begun with the former topics, `registered` will return True,
+        so that the caller creates the znode again.
         """
         with self._lock:
             if topic not in self.topics:

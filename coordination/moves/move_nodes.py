@@ -39,7 +39,7 @@ class Moves:
     the methods. Each call makes requests to ZooKeeper.
 
     The methods may raise CoordinationUnavailable and SessionLost. After one of these errors it is unknown whether a
-    requested change was made. A later read() shows whether the change was made.
+    requested change was made; a later read() shows it.
     """
 
     def __init__(self, session: ZkSession) -> None:
@@ -51,8 +51,9 @@ class Moves:
         """Return all moves, sorted by topic, source and partition. The result includes all writes that were made before
         the call.
 
-        Raises CoordinationError if the znode of any move is damaged. The method does not simply leave a damaged move
-        out, because callers derive from the moves which partitions a broker has, and would then get a wrong result.
+        Raises CoordinationError if the znode of any move is damaged. A damaged move is not simply left out, because
+        callers compute from the moves which partitions a broker has. Without the damaged move the result would be
+        wrong.
         """
         self._nodes.sync(self._paths.moves())
         topics = sorted(self._nodes.children(self._paths.moves()))

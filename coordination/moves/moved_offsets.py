@@ -59,7 +59,10 @@ class OffsetHandOver:
         self._claimed.clear()
 
     def _partitions(self, group: str) -> Iterator[int]:
-        """Yield the numbers of those partitions of the source that belong to the move and that the group uses."""
+        """Yield the numbers (at the source) of the partitions of the move that the group uses. If a live consumer of
+        the group reads the topic, these are all partitions of the move, otherwise those that have an offset or an owner
+        in the group.
+        """
         move = self._move
         mine = {partition_name(move.source, each): each for each in range(move.first, move.first + move.count)}
         if any(move.topic in topics for topics in self._view.consumers(group).values()):

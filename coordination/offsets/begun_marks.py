@@ -42,8 +42,8 @@ class BegunMarks:
         return [node and parse_begun(path, node.data) for path, node in zip(paths, nodes, strict=True)]
 
     def make(self, partitions: Iterable[TopicPartitionName], fence: int) -> None:
-        """Create the marks of these partitions, because their owner processes their messages from now on. A mark that
-        exists already stays unchanged.
+        """Create a mark for each of these partitions. The mark will name the message that the partition's owner
+        processes; at first it names none. A mark that exists already stays unchanged.
         """
         partitions = list(partitions)
         self._nodes.ensure({self._paths.begun_of_topic(self._group, topic) for topic, _ in partitions})

@@ -26,9 +26,9 @@ __all__ = ["LocalOffsetStore", "Offset", "OffsetStore", "OwnerCheckedStore", "Zo
 
 _FILE = "~/.meta_offsets"
 _LISTED_FROM = 64
-"""If one call reads or writes more than this number of offset znodes, it first lists which of them exist, unless it is
-known that all of the znodes to write exist. The call then reads or updates only the existing znodes, which takes less
-time than trying all of them; a write creates the missing ones.
+"""A call that reads or writes more than this number of offset znodes first lists the existing ones. Then it reads or
+updates only the existing znodes, and a write creates the missing ones. This takes less time than trying all znodes. The
+call lists nothing if it is known that all znodes to write exist.
 """
 
 TopicPartitionName = tuple[str, str]
@@ -137,8 +137,8 @@ class ZooKeeperOffsetStore(OffsetStore):
         wanted: Mapping[str, bytes],
         expected: type[KazooException],
     ) -> dict[str, bytes]:
-        """Write each entry of `wanted` (path, data) to ZooKeeper. Return the entries whose writes failed with the error
-        `expected`.
+        """Write each entry of `wanted` (path, data) to ZooKeeper, by the operation that `write` returns for it. Return
+        the entries whose writes failed with the error `expected`.
         """
         failures = self._nodes.write(session_id, [write(path, data) for path, data in wanted.items()], expected)
         return {path: data for (path, data), failure in zip(wanted.items(), failures, strict=True) if failure}
@@ -149,8 +149,8 @@ class LocalOffsetStore(OffsetStore):
     processes of one user share the file.
 
     A Java client writes the whole file from its own memory, so it overwrites newer entries that another process has
-    written for other groups. LocalOffsetStore changes only the entries of the committed offsets, while it holds a lock
-    file beside the offset file. The class writes a new file, calls fsync, and replaces the offset file by a rename.
+    written for other groups. LocalOffsetStore changes only the entries of the offsets that it commits: while it holds a
+    lock file beside the offset file, it writes a new file, calls fsync, and replaces the offset file by a rename.
     `fence` is ignored: only this host uses the file, and only this host has members of the broadcast group.
     """
 
@@ -241,9 +241,9 @@ class OwnerCheckedStore(OffsetStore):
     Each commit first asks ZooKeeper in one round trip whether the session `fence` holds the owner znodes of all
     partitions. The check in ZooKeeper and the write to the store are two separate steps; only ZooKeeperOffsetStore can
     do both in one step. So if a member's session ends exactly between the two steps, the member can still overwrite a
-    commit that the next owner makes at that moment. In that case messages may be delivered again. No message is lost.
-    The reason is that all messages before the overwriting offset were consumed, or that this offset is the one at which
-    the group begins to consume. There is one
+    commit that the next owner makes at that moment. In that case messages may be delivered again. No message is lost,
+    because either all messages before the overwriting offset were consumed, or the group begins to consume at this
+    offset. There is one
     exception: if both owners begin at "latest" at that moment, and nothing is committed afterwards, the messages
     between the two start offsets are skipped.
     """

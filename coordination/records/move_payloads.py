@@ -102,8 +102,8 @@ def places_of(move: Move) -> dict[TopicPartition, TopicPartition]:
 
 
 def moved_places(moves: Iterable[Move]) -> dict[TopicPartition, TopicPartition]:
-    """Return a mapping with one entry for each partition of all completed moves. The key is the partition at the
-    source; the value is the partition of the target that holds the same messages.
+    """Return a mapping with one entry for each partition that a completed move has moved. The key is the partition at
+    the source; the value is the partition of the target that holds the same messages.
     """
     done = [places_of(move) for move in moves if move.state is MoveState.DONE]
     return {source: target for places in done for source, target in places.items()}

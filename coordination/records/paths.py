@@ -1,5 +1,5 @@
-"""Build the paths and names of all znodes of metaq. Only this file joins names with "/" to paths. zk_paths.md documents
-each path.
+"""Build the paths and names of all znodes of metaq. No other file makes paths by joining names with "/". zk_paths.md
+documents each path.
 """
 
 from __future__ import annotations

@@ -219,9 +219,9 @@ def parse_partition_count(path: str, data: bytes | None) -> int | None:
     """Return the number of partitions in the payload of a znode below topics-pub/ or topics-sub/. Return None if the
     payload is empty or is the JSON value null.
 
-    Java clients skip payloads that have an unknown key or no number of partitions. For these payloads this function
-    raises CoordinationError, so that our clients skip them, too: all members of a group, Java clients and ours, must
-    see the same partitions.
+    Java clients skip payloads that have an unknown key or no number of partitions. For such a payload this function
+    raises CoordinationError, and our clients then skip the payload, too. The reason is that all members of a group,
+    Java clients and ours, must see the same partitions.
     """
     text = payload_text(path, data)
     if text is None:
@@ -334,9 +334,8 @@ def _filter(fields: Mapping[str, Any]) -> ConsumerFilter:
 
 class Begun(NamedTuple):
     """The message that the owner of a partition has begun to process. offset: the message's offset, written before the
-    processing begins; -1 if the owner processes messages without writing their offsets first. alone: number of
-    successive owners of the partition that each have begun this message, have processed no other message at the same
-    time, and have died before they finished it.
+    processing begins; -1 if the owner processes messages without writing their offsets first. alone: how many owners of
+    the partition, one after the other, have died while they were processing this message and no other message.
     """
 
     offset: int = -1

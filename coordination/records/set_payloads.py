@@ -57,9 +57,8 @@ class SetState:
 
     def revoked(self) -> SetState:
         """Return a copy of this state without a leader and without in-sync nodes. The copy is called a revoked state.
-        Because the copy has no in-sync nodes, no node stands for election. Because the copy has no leader, no node
-        follows a leader. So even a node with an older version of metaq, which does not know revoked states, neither
-        stands for election nor follows a leader.
+        No node stands for election, because no node is in sync, and no node follows a leader, because there is none.
+        This is true even for a node with an older version of metaq, which does not know revoked states.
         """
         return replace(self, leader="", in_sync={})
 

@@ -15,8 +15,8 @@ _MIN_VERSION_38 = (3, 8, 7)
 """The first version of the older branch 3.8 without this defect."""
 
 _APACHE = re.compile(r"([0-9]+)\.([0-9]+)\.([0-9]+)(?!\S*-metaq-)")
-"""Matches the version that a server of Apache reports. metaq's own server adds its name to the version that it reports,
-so the expression does not match this version.
+"""Matches the version that a server of Apache reports, but not the version that metaq's own server reports, which
+contains `-metaq-`.
 """
 
 

@@ -20,8 +20,8 @@ __all__ = ["CertificateFiles", "check_secret"]
 T = TypeVar("T")
 
 _HANDSHAKE_STEPS = 3
-"""In a TLS handshake between two sides in memory, the code lets the two sides read and write alternately, each side
-this number of times. This is enough for every handshake.
+"""In a TLS handshake in memory, the two sides take turns to read and write. Each side has this number of turns, which
+is enough for every handshake.
 """
 
 
@@ -71,8 +71,8 @@ class CertificateFiles:
         be used, and also if the certificate has expired, because the TLS handshake then fails.
 
         Python's `ssl` cannot show the own certificate of a side, only the certificate of the other side of a
-        connection. So this method makes a TLS handshake between two sides in memory: one side shows this certificate,
-        and the other side trusts exactly this certificate and returns it.
+        connection. So this method makes a TLS handshake between two sides in memory: one side shows this certificate;
+        the other side trusts only this certificate, and returns what it has received.
         """
         import ssl
 

@@ -121,7 +121,7 @@ class PersistentTask:
     attempt, another attempt follows after this one. If an attempt raises CoordinationError, one log line shows the
     error and the pause before the next attempt. Any other exception is a bug, so it is logged with its traceback. The
     attempt is repeated after such an exception, too: without further attempts the broker or consumer would stop its
-    work, and nobody would notice. The thread ends when no attempt is requested.
+    work, and nobody would notice. The thread ends when no request is left.
     """
 
     def __init__(self, name: str, attempt: Callable[[], None], backoff: Backoff | None = None) -> None:

@@ -47,9 +47,9 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def _begin_thread(action: Callable[..., object], *args: object) -> None:
-    """Run `action` on a new thread that is started through `threading`. `threading` does not know the thread that calls
-    this function. If the action ran on that thread, `threading` would make a dummy entry for the thread, which would
-    stay in its list of threads permanently.
+    """Run `action` on a new thread that is started through `threading`. The thread that calls this function was not
+    started through `threading`. If the action ran on that thread, `threading` would add a dummy entry for the thread to
+    its list of threads, and never remove the entry.
     """
     threading.Thread(target=action, args=args, name="metaq-interrupted", daemon=True).start()
 
@@ -58,8 +58,8 @@ begin_elsewhere: Callable[[tuple[Any, ...]], object] = partial(_thread.start_new
 """`begin_elsewhere((action, argument, …))` runs `action` on a new thread that no interrupt reaches. Use it for an
 action that must be executed even after an interrupt.
 
-The call executes C functions only. So a second interrupt cannot prevent the call if it is the first call in the
-`except` block that handles the first interrupt. Raises RuntimeError if no thread can be started.
+The call executes C functions only. So if the call is the first one in the `except` block that handles an interrupt, a
+second interrupt cannot prevent it. Raises RuntimeError if no thread can be started.
 """
 
 
@@ -175,8 +175,8 @@ class Aside:
     harm, because the action may hold locks, and some of its steps may belong together. Actions run in the order of the
     calls, even after an interrupt: the action of an interrupted call runs before the actions of later calls. name: the
     name of the threads. drops: whether to discard an action that is still queued when its caller is interrupted. If it
-    is true, a later action waits for at most one action of an interrupted caller, namely an action that is already
-    running.
+    is true, a later action waits at most for the action that is already running, and not for queued actions of
+    interrupted callers.
     lingers: seconds for which a thread that has run its actions waits for more actions. If another action comes during
     this time, no new thread is needed; on busy processors a new thread needs milliseconds until it runs. Do not use an
     Aside for an object that is also used in a forked child process, because the child does not have the Aside's
@@ -199,7 +199,8 @@ class Aside:
 
     def do(self, action: Callable[..., T], *args: object, seconds: float | None = None) -> T:
         """Run `action`, and return its result or raise its exception. seconds: longest time to wait for the action. If
-        the action has not ended after this time, the method raises Empty, and the action continues.
+        the action has not ended after this time, the method raises Empty. An action that is running continues; an
+        action that is still queued runs later, or is discarded if `drops` is true.
         """
         if not may_be_interrupted():
             return action(*args)

@@ -25,8 +25,8 @@ def address_in_java() -> str:
     """Return an address as local_address() does, but examine the network interfaces in the order that Java uses: the
     interface with the highest index first.
 
-    On a host with Docker, the result is the address of Docker's bridge. Use this function only to make a name that
-    contains the address, and only if a Java process on this host must independently make the same name.
+    On a host with Docker, the result is the address of Docker's bridge. Use this function only for a name that contains
+    the address and that a Java process on this host makes in the same way, independently of this process.
     """
     return _first(_candidates()[::-1])
 

@@ -116,8 +116,8 @@ class LocalZooKeeper(ABC):
         self._refuse(APACHE_DIRECTORY, "Apache's ZooKeeper", "it: --zookeeper apache:DIR")
 
     def _refuse(self, directory: str, whose: str, which: str) -> None:
-        """Raise ConfigError if `directory`, below `data_dir`, contains files of another kind of ZooKeeper server. This
-        check is necessary because the server to be started would ignore these files and start without their data.
+        """Raise ConfigError if `directory`, below `data_dir`, contains files of another kind of ZooKeeper server.
+        Without this check, the server to be started would ignore these files, and start without their data.
         """
         found = self.data_dir / directory
         if found.is_dir() and any(found.iterdir()):
@@ -222,8 +222,8 @@ def _serves(host: str, port: int) -> bool:
 def _start_bound(command: list[str], log: Path) -> subprocess.Popen[bytes]:
     """Start `command` as a process that ends when this process ends. Its output is appended to `log`.
 
-    The kernel ends such a child process as soon as the thread (not only the process) that started it ends. So a
-    separate thread starts the child, and then waits for the child's end.
+    The kernel ends such a child when the thread that started the child ends, even if this thread's process continues.
+    So a separate thread starts the child, and lives until the child has ended.
     """
     run_bound = str(Path(__file__).with_name("run_bound.py"))
     bound = [sys.executable, "-I", "-S", run_bound, str(os.getpid()), str(int(signal.SIGTERM)), *command]

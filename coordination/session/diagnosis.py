@@ -38,13 +38,13 @@ _DECIDES = re.compile(rb"^Mode: (?:leader|standalone)\s*$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class ServerFinding:
-    """The state of one server. certain: true if it is certainly useless to wait for the server, because nobody can use
-    it before somebody starts it or corrects its name or port.
+    """The state of one server. certain: true if it is certainly useless to wait for the server, because somebody must
+    first start it or correct its name or port.
 
     waits: true if the server is a ZooKeeper server that serves nobody until a majority of its ensemble is running.
     zxid: zxid of the server's last transaction, None if the server does not report it. decides: true if the server is
-    the leader or has no ensemble. serves: true if the server reports that it serves sessions, or that it is not allowed
-    to report its state. version: the version that the server reports; "" if it does not report it.
+    the leader or has no ensemble. serves: true if the server reports that it serves sessions, or answers that its
+    configuration forbids the report. version: the version that the server reports; "" if it does not report it.
     """
 
     text: str

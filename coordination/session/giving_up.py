@@ -19,7 +19,8 @@ Server = tuple[str, int]
 
 
 class Refusals:
-    """Remembers which servers have refused the session since its last connection. A server refuses a session as
+    """Remembers which servers have refused the session since the session last had a connection. A server refuses a
+    session as
     follows: it accepts a connection, and closes the connection without an answer to the request for the session.
 
     clock: a function that returns seconds; the clock must continue while the machine is suspended. An object of this

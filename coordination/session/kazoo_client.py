@@ -46,11 +46,11 @@ connection is dropped.
 """
 
 _ERROR = -1
-"""The type number by which the answer to a multiRead request marks a result that is an error."""
+"""In the answer to a multiRead request, a result with this type number is an error."""
 
 _LOOK_SECONDS = 1.0
-"""Longest time in seconds that the client waits for the answer when it asks a server for the server's last
-transaction.
+"""When servers refuse the session, the client asks all servers for their last transactions, and waits at most this
+number of seconds for the answers.
 """
 
 

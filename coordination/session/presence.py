@@ -73,9 +73,10 @@ class Presence:
         self._task.trigger()
 
     def take_over(self, take: Callable[[], MetaqError | None]) -> None:
-        """Call `take` again and again until it returns None. `take` tries to create a znode. If the znode still belongs
-        to another session after the longest time that the session of a dead process can exist, raise the last error
-        that `take` returned. Raises CoordinationError if stop() is called meanwhile.
+        """Call `take` again and again until it returns None. `take` tries to create a znode, and returns an error if
+        the znode belongs to another session. If `take` still returns an error after the longest time for which
+        ZooKeeper keeps the session of a dead process, raise this error. Raises CoordinationError if stop() is called
+        meanwhile.
         """
         deadline = time.monotonic() + self._session.session_timeout + _STALE_MARGIN
         told = False

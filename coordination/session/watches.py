@@ -79,8 +79,8 @@ class NodeWatcher(Generic[T]):
         self._session.events.post_once(self._read)
 
     def close(self) -> None:
-        """Stop calling `on_change`. A call of `on_change` that is running now may still finish. If ZooKeeper reports
-        another change later, because a watch is still set there, the report is ignored.
+        """Stop calling `on_change`. A call of `on_change` that is running now may still finish. A watch may still be
+        set in ZooKeeper; if it reports a change later, the report is ignored.
         """
         self._closed = True
         self._session.off_session(self._session_changed)

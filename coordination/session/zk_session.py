@@ -114,10 +114,10 @@ class ZkSession:
     has expired.
 
     connect: the connect string, `host:port[,host:port…][/chroot]`. root: the root path of metaq's znodes, below the
-    chroot (called zk.zkRoot in metaq 1.x). session_timeout: the requested session timeout in seconds. A server with
-    default limits grants at least 2 and at most 20 of its ticks. tls: the certificate files for connections with TLS;
-    None means connections without TLS. clock: the clock that measures suspended_seconds. Raises ConfigError for an
-    invalid connect string, and for certificate files that cannot be used.
+    chroot (called zk.zkRoot in metaq 1.x). session_timeout: the requested session timeout in seconds. With ZooKeeper's
+    default limits, a server grants a timeout of at least 2 and at most 20 of its ticks. tls: the certificate files for
+    connections with TLS; None means connections without TLS. clock: the clock that measures suspended_seconds. Raises
+    ConfigError for an invalid connect string, and for certificate files that cannot be used.
     """
 
     def __init__(
@@ -190,9 +190,9 @@ class ZkSession:
         second if it is certain that no server can open a session. This is certain if, for each server, the host name is
         unknown, or nothing listens at the port, or something else than ZooKeeper listens there. If wait_for_servers is
         true, start() continues to wait even then, because the servers may still be starting; it writes the obstacles to
-        the log. If no session can be opened, start() raises CoordinationUnavailable, which describes each server. For a
-        missing chroot that it must not create it raises ConfigError. After such an error the session is closed. A
-        ZkSession can be started only once.
+        the log. If no session can be opened, start() raises CoordinationUnavailable, which describes each server. If
+        the chroot is missing and start() must not create it, start() raises ConfigError. After such an error the
+        session is closed. A ZkSession can be started only once.
         """
         try:
             self._starting.do(self._start, timeout, wait_for_servers, create_chroot)
@@ -295,8 +295,8 @@ class ZkSession:
 
     @property
     def session_id(self) -> int:
-        """Id of the current session. After the session has expired, the value is the id of the next session. Raises
-        SessionLost while there is no session.
+        """Id of the current session. When a session has expired and the next one has begun, the value is the id of the
+        next session. Raises SessionLost while there is no session.
         """
         session_id = self._session_id
         if session_id is None:
@@ -334,8 +334,8 @@ class ZkSession:
         return 0.0 if since is None else self._clock() - since
 
     def require_connection(self) -> None:
-        """Raise CoordinationUnavailable if no server is connected now. Call this method before a request that should
-        fail at once without a connection, instead of waiting for one.
+        """Raise CoordinationUnavailable if no server is connected now. Call this method before a request that must fail
+        at once if there is no connection, instead of waiting for a connection.
         """
         if not self.connected:
             raise CoordinationUnavailable(f"ZooKeeper at {self.connect} is not connected now")

@@ -52,14 +52,14 @@ ANY_VERSION = -1
 """The version number that means any version of a znode's data in a ZooKeeper request."""
 
 _WINDOW = 1_000
-"""Largest number of requests that one call sends before their answers have come. The limit keeps kazoo's queue of
+"""One call has at most this number of requests that are sent and not answered yet. The limit keeps kazoo's queue of
 requests short. It also limits the number of requests whose answers are lost when the connection is lost.
 """
 
 ATOMIC_WRITES = 1_000
 """Largest number of writes in one transaction. The server accepts 1 MB for a transaction, and the write of a znode with
-the longest name takes 0.4 KB. The number is even: if each znode is deleted and created again, the two writes for a
-znode are always in the same transaction.
+the longest name takes 0.4 KB. The number is even. So if a call deletes many znodes and creates them again, one after
+the other, both writes for a znode are in the same transaction.
 """
 
 _READS = 500
@@ -161,8 +161,8 @@ class Znodes:
     def get_with_stats(self, paths: Sequence[str]) -> list[tuple[bytes | None, ZnodeStat] | None]:
         """Return data and stat of each znode, in order. The entry of a znode that does not exist is None.
 
-        ZooKeeper servers from 3.6 on read up to 500 znodes at the same moment, so no write is executed between the
-        reads of two of them. Older servers read the paths one after the other, in order.
+        ZooKeeper servers from 3.6 on read up to 500 znodes at the same moment, so no write comes between two of these
+        reads. Older servers read the paths one after the other, in order.
         """
         return self._read(paths, self._zk.get_async, self._zk.get_many_async)
 

@@ -49,8 +49,8 @@ class BrokerSet:
 
     Every change is made on the ZooKeeper session that created the node's own znode. A change is made only if the state
     still has the version on which the change is based. If a method raises CoordinationUnavailable or SessionLost, its
-    change may or may not have happened; read() shows whether it has. SessionLost is also raised after the start of a
-    new session, until this session has created the node's own znode.
+    change may or may not have happened; read() shows whether it has. After a new session has begun, the methods raise
+    SessionLost until the node's own znode was created on this session.
     """
 
     def __init__(
@@ -116,11 +116,11 @@ class BrokerSet:
         """Register the node, and begin to watch the set.
 
         If an earlier process of this node (same instance) has left its znode behind, the znode is replaced. If another
-        process has a znode with the same name, that process is perhaps dead. start() then waits as long as ZooKeeper
-        needs to end the session of a dead process (about one session timeout). If the other process's znode still
-        exists after the wait, start() raises ConfigError, which names both processes. Raises CoordinationUnavailable or
-        SessionLost if ZooKeeper cannot be used. After each of these errors this object no longer keeps the node
-        registered, and the caller can call start() again.
+        process has a znode with the same name, start() waits about one session timeout: if that process is dead,
+        ZooKeeper removes the znode in this time. If the other process's znode still exists after the wait, start()
+        raises ConfigError, which names both processes. Raises CoordinationUnavailable or SessionLost if ZooKeeper
+        cannot be used. After each of these errors this object no longer keeps the node registered, and the caller can
+        call start() again.
         """
         with self._presence.begun():
             self._ensure_parents()
@@ -179,10 +179,10 @@ class BrokerSet:
 
         The transaction never deletes a `master` znode that a node of the set has created after the view was read: such
         a node writes a new version of the state together with its `master` znode, so the transaction fails. A broker
-        outside of a set creates its `master` znode without changing the state. Its `master` znode has the data version
-        0, and the `master` znode of a set's node has the data version 1, so the transaction can still tell these two
-        apart. One case is not covered: between the view and this call, a broker outside of a set is replaced by another
-        broker outside of a set. The second broker's `master` znode then looks like the first broker's, and is deleted.
+        outside of a set creates its `master` znode without changing the state. But the transaction can tell this znode
+        from the `master` znode of a set's node, because their data versions are 0 and 1. One case is not covered:
+        between the view and this call, a broker outside of a set is replaced by another broker outside of a set. The
+        second broker's `master` znode then looks like the first broker's, and is deleted.
         """
         self._nodes.ensure([self._parents[1]])
         deletion = [delete(self._master_path, replacing.version)] if replacing else []
@@ -311,10 +311,10 @@ class BrokerSet:
         """If ZooKeeper was set back to an older state, revoke this older state, so that no node is elected on the basis
         of the older state. Return whether a revocation was tried.
 
-        The older state may name the wrong in-sync nodes. A node that has not seen the newer state does not know that
-        ZooKeeper now shows an older one, and would stand for election. Such a node decides by the state in ZooKeeper
-        alone, so this state must itself show that it is revoked. If an election or an operator changes the state during
-        this call, the state's version changes, and the method writes nothing.
+        The older state may name the wrong in-sync nodes. A node that has not seen the newer state cannot know that
+        ZooKeeper shows an older one, and would stand for election on its basis. So the state in ZooKeeper itself must
+        show that it is revoked. If an election or an operator changes the state during this call, the state's version
+        changes, and the method writes nothing.
         """
         if self._era[1] is None or self._lost is None:
             return False

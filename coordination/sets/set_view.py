@@ -142,8 +142,8 @@ def watch_set(session: ZkSession, broker_id: int, on_view: Callable[[int, SetVie
     reconnection. Close the returned watcher to end these calls.
 
     The function needs one ZooKeeper watch per set. When a node registers or disappears, `on_view` is not called at
-    once, but only after the leader has changed the list of in-sync nodes because of this. This delay does not matter
-    for clients that read from in-sync nodes. A BrokerSet, in contrast, notices at once that a node has registered or
+    once, but only when the leader has therefore changed the list of in-sync nodes. This delay does not matter for
+    clients that read from in-sync nodes. A BrokerSet, in contrast, notices at once that a node has registered or
     disappeared. A damaged state is logged, and read again every 2 s.
     """
     watcher = DataWatcher(

@@ -54,8 +54,8 @@ def digest(credentials: bytes) -> str:
 
 
 def user_of(identity: Identity) -> str:
-    """Return the name of an identity as the answer to the request whoAmI contains it: for a digest identity, only the
-    user without the hash of the password.
+    """Return the name that the answer to the request whoAmI contains for an identity. For a digest identity, this is
+    only the user, without the hash of the password.
     """
     scheme, name = identity
     return name.partition(":")[0] if scheme == "digest" else name
@@ -121,8 +121,8 @@ def admits(acls: Collection[Acl], permission: int, identities: Collection[Identi
 
 
 def without_passwords(acls: Iterable[Acl]) -> tuple[Acl, ...]:
-    """Return the ACLs in the form that is sent to clients without the permission to change them: digest names do not
-    show the password's hash.
+    """Return the ACLs as they are sent to a client that may not change them: the digest names do not contain the hash
+    of the password.
     """
     return tuple(
         each._replace(identity=re.sub(":.*", ":x", each.identity or "")) if each.scheme == "digest" else each

@@ -11,9 +11,7 @@ PACKET_LIMIT = 0xFFFFF
 
 
 class OpCode(IntEnum):
-    """The type of a request. The class has no members for those request types of ZooKeeper's protocol that the server
-    accepts from no client.
-    """
+    """The type of a request. Request types that the server accepts from no client are left out."""
 
     CREATE = 1
     DELETE = 2

@@ -1,6 +1,6 @@
 """Format and parse the entries of logs and snapshots. The entries contain the results of operations, not the operations
-themselves. So it does no harm to apply an entry twice. If a state already contains later changes, it does no harm
-either to apply an earlier entry to it, as long as the entries of the later changes are applied again afterwards.
+themselves. So it does no harm to apply an entry twice. An earlier entry may also be applied to a state that already
+contains later changes, if the entries of the later changes are applied again afterwards.
 
 An entry contains the new state of one znode or one session. So a snapshot may be made while writes continue, if the log
 entries that are written meanwhile are applied after the snapshot.

@@ -50,7 +50,7 @@ _JAVA_BLANKS = "".join(map(chr, range(0x21)))
 """The characters that Java's String.trim removes at both ends of a text."""
 
 BYTES_PER_UNIT = 16_384
-"""Number of bytes that can be copied at the cost of one simple request."""
+"""To copy this number of bytes costs as much as one simple request."""
 
 _INT = struct.Struct("!i")
 _TOLD_AT_ONCE = 64
@@ -227,9 +227,7 @@ def _finish(server: StandaloneServer, request: PeerRequest, code: int, body: byt
 
 
 def tell(server: StandaloneServer) -> Steps:
-    """Send the events that the running write has caused to the connections that watch for these events. Each step sends
-    8 events.
-    """
+    """Send the events of the running write to the connections that watch for these events. Each step sends 8 events."""
     notices, server.database.events = server.database.events, []
     for notice in notices:
         for number, watcher in enumerate(notice.told()):

@@ -186,9 +186,9 @@ def _watch(reader: JuteReader) -> tuple[str, WatcherKind]:
 
 
 def restore_watch(database: Database, connection: PeerConnection, group: int, path: str, seen: int) -> bytes | None:
-    """Restore a client's watch after a reconnection. group: the number of the list, among the lists of a setWatches2
-    request, that contains the watch. If the client has missed an event of this watch since the zxid `seen`, return the
-    event and do not restore the watch.
+    """Restore a client's watch after a reconnection. group: the number of the list in the setWatches2 request that
+    contains the watch. If the client has missed an event of this watch since the zxid `seen`, return the event and do
+    not restore the watch.
     """
     watches, node = database.watches, database.tree.nodes.get(path)
     if group == 0:

@@ -134,7 +134,9 @@ class StandaloneServer:
         return connection
 
     def received(self, connection: PeerConnection, data: bytes) -> None:
-        """Add bytes that the client has sent to the connection's input. Later calls of `work` process them."""
+        """Add bytes that have come from the client to the input of `connection`. Later calls of `work` process these
+        bytes.
+        """
         connection.append(data)
         self._line_up(connection)
 
@@ -303,8 +305,8 @@ class StandaloneServer:
         self._aside.append((connection, steps))
 
     def begin_job(self, steps: Iterator[int]) -> None:
-        """Begin a job: its steps are done before any other work. A request that is processed aside first only collects
-        its changes, and then makes all of them in one job.
+        """Begin a job: its steps are done before any other work. A request that is processed aside only collects its
+        changes at first; then one job makes all these changes.
         """
         self._job = steps
 

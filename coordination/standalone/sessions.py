@@ -18,8 +18,8 @@ __all__ = ["PASSWORD_BYTES", "OpenSession", "Sessions", "password_of"]
 PASSWORD_BYTES = 16
 _PASSWORD_SEED = 0xB3415C00
 _SERVER = 1 << 56
-"""A session id whose upper eight bits, read as a number, are 1, and whose other bits are all 0. All session ids begin
-with these upper bits, as in Apache's server if the server has no number in an ensemble.
+"""The first eight of the 64 bits of every session id: the number 1, followed by zeros. Apache's server uses the same
+eight bits if it has no number in an ensemble.
 """
 
 
@@ -35,8 +35,8 @@ def password_of(id_: int) -> bytes:
 
 class OpenSession:
     """A client's session. timeout_ms: the time-out that was granted last, which determines when the session expires.
-    If a client gets another time-out at a reconnection, this time-out is not written to the log. The log contains only
-    the time-out that was granted when the session began.
+    The log contains only the time-out that was granted when the session began, and not a time-out that the client gets
+    at a reconnection.
     """
 
     __slots__ = ("closing", "connection", "expiry_ms", "id", "timeout_ms")

@@ -73,7 +73,7 @@ def parent_of(path: str) -> str:
 
 
 def wrapped(value: int) -> int:
-    """Return the value modulo 2³², as a signed 32-bit number, which is the result of an overflow in Java."""
+    """Return the value that Java's type int would have after an overflow: the value modulo 2³², as a signed number."""
     return (value + 2**31) % 2**32 - 2**31
 
 

@@ -142,8 +142,8 @@ def _multi_write(reader: JuteReader, operation: int) -> WriteRequest:
 def _multi_create(request: CreateNode) -> CreateNode:
     """Return the create request that has the same effect as a create operation in a multi. In a multi, only the mode in
     the create operation determines whether the znode is, for example, ephemeral or a container; it does not matter
-    which of the four create operations the client has used, except that a mode with a time to live requires createTTL.
-    Raises Malformed, NoAcl.
+    which of the four create operations the client has used. There is one exception: a mode with a time to live requires
+    createTTL. Raises Malformed, NoAcl.
     """
     is_ttl = request.mode in _TTLS
     if request.operation == OpCode.CREATE_TTL:
@@ -180,7 +180,7 @@ class SeenNode(Protocol):
 
 
 class _Expected(NamedTuple):
-    """The state that a znode will have after the checked, but not yet executed, writes of a multi request."""
+    """The state that a znode will have when those writes of a multi request that were checked so far are executed."""
 
     acl: Sequence[Acl]
     owner: int

@@ -1,5 +1,5 @@
-"""Find consumer groups that have read messages which an unclean election has removed from their partition, and set the
-committed offsets of these groups back.
+"""Find consumer groups that have read messages which were then lost by an unclean election, and set the committed
+offsets of these groups back.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def diverged_groups(cluster: Cluster, broker_id: int, ends: Mapping[TopicPartiti
     that the group read directly before this offset.
 
     ends: for each partition, the offset at which the partition ended before the first new message was appended in place
-    of a lost one. The new offset is this end offset or an earlier offset. Raises the errors of Cluster.ask.
+    of a lost one. A group's offset must be set back to this end offset or to an earlier offset. Raises the errors of
+    Cluster.ask.
     """
     found = []
     for group, partition, offset, owner in _committed(cluster, broker_id):
@@ -123,7 +124,9 @@ def commanded(group: str, partition: TopicPartition, back: int) -> str:
 
 
 def _committed(cluster: Cluster, broker_id: int) -> Iterator[tuple[str, TopicPartition, Offset, str | None]]:
-    """Yield every group's committed offset in each partition of the broker, with the partition's owner."""
+    """Yield each group's committed offset in each partition of the broker, with the group's member that owns the
+    partition, or None.
+    """
     view = cluster.view
     for group in view.groups():
         for topic in view.committed_topics(group):

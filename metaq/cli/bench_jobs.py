@@ -37,8 +37,8 @@ __all__ = [
 
 Job = Callable[[Tally], None]
 Destination = dict[str, Any]
-"""Keyword arguments of a producer's send call: `key` or `partition`, which determines the message's partition, or no
-argument.
+"""Keyword arguments of a producer's send call that determine the message's partition: `key` or `partition`. If there is
+no argument, the producer chooses the partition.
 """
 
 TIMED_EVERY = 16

@@ -24,8 +24,8 @@ PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 _PENDING = 1 << 14
 """When this number of durations is collected, one NumPy call adds them to the buckets of the histogram."""
 _SUB_BUCKETS = 256
-"""The histogram has this number of buckets for the durations between a power of two and the next one, as HdrHistogram
-has. So a computed percentile is at most 1/256 too high.
+"""Like HdrHistogram, the histogram has this number of buckets for the durations from each power of two to the next one.
+So a computed percentile is at most 1/256 too high.
 """
 _BUCKETS = 64 * _SUB_BUCKETS
 
@@ -130,7 +130,9 @@ class Run:
         return min(messages, max(0, self._count - next(self._calls) * messages))
 
     def left(self, done: int, most: int) -> int:
-        """Return the number of messages that the run still needs after `done` messages, but at most `most`."""
+        """Return the number of messages that the run still needs after `done` messages, but at most `most`. If the run
+        has no limit of messages, return `most`.
+        """
         return most if self._count is None else min(most, max(0, self._count - done))
 
 

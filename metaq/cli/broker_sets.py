@@ -163,8 +163,7 @@ def _row(look: SetLook, name: str) -> dict[str, object]:
 
 
 _FIGURES_OF_LEADERS = ("refusing", "under_replicated", "differences")
-"""Keys that the JSON object of a node has, but for which the table has no column. Only a leader's object has values for
-these keys.
+"""Keys of a node's JSON object that have no column in the table. Only a leader's object has values for these keys.
 """
 
 
@@ -339,9 +338,9 @@ def elect_node(broker_set: int, unclean: bool, node: str, yes: bool, sets_back: 
 def _groups_set_back(
     zk: str, broker_set: int, ends: Mapping[TopicPartition, int], chosen: bool, as_json: bool
 ) -> tuple[list[Ahead], list[Ahead]]:
-    """Find the groups that have read lost messages. Set their offsets back if `chosen` is true (--set-back was given);
-    otherwise ask the user at the terminal, if there is one, whether to set them back. Return two lists: the offsets of
-    all these groups, and the offsets that were not set back.
+    """Find the groups that have read lost messages. Set their offsets back if `chosen` is true (--set-back was given).
+    Otherwise ask the user whether to set them back, unless stdin is no terminal or the output is JSON. Return two
+    lists: the offsets of all these groups, and the offsets that were not set back.
     """
     with open_cluster(zk) as cluster:
         ahead = diverged_groups(cluster, broker_set, ends)

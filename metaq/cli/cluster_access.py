@@ -75,8 +75,8 @@ def open_session(zk: str) -> Iterator[ZkSession]:
 def ask_brokers(
     cluster: Cluster, brokers: Iterable[int], question: Callable[[Connection, int], _T]
 ) -> tuple[dict[int, _T], dict[int, str]]:
-    """Ask brokers a question. Return two mappings by broker id: the answers, and, for each broker that did not answer,
-    the reason (for `tell_silent`).
+    """Ask brokers a question. Return two mappings with broker ids as keys: the answers, and the reasons why brokers did
+    not answer (for `tell_silent`).
 
     question: a function that gets a connection to a broker and the broker's id, and returns the answer. Raises
         CoordinationError.
@@ -136,7 +136,7 @@ def tell_empty(cluster: Cluster) -> None:
 
 
 def without(silent: Mapping[int, str], partitions: Iterable[TopicPartition]) -> str:
-    """Return a sentence for an error text. The sentence names those of `partitions` whose brokers do not answer.
+    """Return a sentence for an error text, which names those of `partitions` whose brokers do not answer.
     silent: by broker id, the reason why a broker did not answer.
     """
     missing = ", ".join(f"{each.topic} {each}" for each in partitions if each.broker in silent)

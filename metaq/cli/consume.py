@@ -24,7 +24,7 @@ from .servers import stop_signal
 __all__ = ["consume"]
 
 POLL_SECONDS = 0.5
-"""Maximum seconds to wait for messages before the next check for Ctrl-C and the timeout."""
+"""The command waits at most this number of seconds for messages before it checks for Ctrl-C and --timeout again."""
 POLL_MESSAGES = 1000
 EXIT_INCOMPLETE = 1
 

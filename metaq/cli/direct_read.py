@@ -82,8 +82,8 @@ def read_topic(
 
     idle: called whenever there is no new message; returns whether to keep waiting. on_damaged: called with the error if
     bytes are damaged; reading continues after these bytes. on_silent: called with a sentence about the missing data if
-    a broker does not answer or an operator has closed a partition. It is called again for the same broker or partition
-    only if the broker or partition has answered in between. After a call of on_damaged or on_silent, the function
+    a broker does not answer or an operator has closed a partition. A broker or partition that has been reported in this
+    way is reported again only if it has answered in between. After a call of on_damaged or on_silent, the function
     continues to read the other partitions. If `follow` is set, a broker that has not answered is asked again every
     RETRY_SECONDS.
 
@@ -180,8 +180,8 @@ class _Reader:
         return answer
 
     def _tell(self, whom: int | TopicPartition, sentence: str) -> None:
-        """Report by on_silent that a broker or a partition cannot be read, unless this was reported already and the
-        broker or partition has not answered since.
+        """Call on_silent with `sentence`, which says that the broker or partition `whom` cannot be read. Do nothing if
+        `whom` was already reported and has not answered since.
         """
         if whom not in self._told:
             self._told.add(whom)

@@ -1,8 +1,8 @@
 """Find out from the data directory which topics and how many brokers earlier starts of `metaq up` had. With this
 knowledge a new start can serve all data of earlier starts.
 
-Topics with messages have partition directories in broker-*/data. Topics without messages, and settings, are read from
-the server.ini files that the last start has written.
+A topic with messages is found by its partition directories in broker-*/data. The server.ini files that the last start
+has written name the topics without messages, too, and contain the settings of topics.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class EarlierStarts:
 
 
 def _place(directory: Path) -> tuple[int, int] | None:
-    """Return the broker id and the replica number in the name of a broker process's directory, or None if it is another
-    kind of directory.
+    """Return the broker id and the replica number that the name of a broker process's directory contains. Return None
+    if the directory does not belong to a broker process.
     """
     found = _DIRECTORY.fullmatch(directory.name)
     return (int(found[1]), string.ascii_lowercase.index(found[2] or "a")) if found else None
@@ -109,8 +109,9 @@ def _sections(path: Path) -> Iterable[tuple[str, int, dict[str, str]]]:
 
 
 def stored_topics(data_dir: Path) -> dict[int, dict[str, int]]:
-    """Return for each broker id a dict of the topics that have partitions in the directory of at least one of its
-    nodes. The dict's key is the topic's name, and its value is the topic's highest partition number plus one.
+    """Return a dict for each broker id. It contains each topic that has partitions in the directory of at least one
+    node with this broker id: the key is the topic's name, and the value is the topic's highest partition number plus
+    one.
     """
     found: dict[int, dict[str, int]] = {}
     for data in data_dir.glob("broker-*/data"):

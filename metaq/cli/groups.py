@@ -85,8 +85,9 @@ def describe_group(zk: str, as_json: bool, group: str) -> None:
     the committed offset was stored. If the group has not committed an offset yet, all stored messages count as lag.
     Values that a Java broker does not report are shown as unknown. The exit code is 1 if a broker does not answer.
 
-    The topic %RETRY%GROUP has the failed messages that are ready for another attempt. The command shows only the number
-    of failed messages that still wait for their next attempt, and the number of dead letters.
+    The failed messages that are ready for another attempt are in the topic %RETRY%GROUP, which is shown like the
+    group's other topics. Two numbers are shown after the partitions: the failed messages that still wait for their next
+    attempt, and the dead letters.
 
     If the group's members assign partitions by zones, the zone of each partition's broker is shown, and the owner's
     zone if it differs from the broker's.
@@ -180,8 +181,8 @@ def check_groups(cluster: Cluster, groups: Sequence[str], otherwise: str = "") -
 
 
 def left_out(cluster: Cluster, group: str, topic: str, chosen: Sequence[TopicPartition]) -> list[str]:
-    """Return the names of those partitions in which the group has committed offsets, but which are not in `chosen`,
-    because no registered broker serves them.
+    """Return the names of the partitions of `topic` in which the group has committed offsets and which no registered
+    broker serves. chosen: all partitions of `topic` that registered brokers serve.
     """
     served = set(map(str, chosen))
     return [name for name in cluster.view.committed_partitions(group, topic) if name not in served]
@@ -368,8 +369,8 @@ class GroupPartition(NamedTuple):
     data after the committed offset; before the first commit, all readable data. lag_seconds: how long ago the first
     message after the committed offset was stored; None for a Java broker, which does not record the time. closed:
     whether an operator has closed the partition.
-    missed_from: the group may have missed messages from this offset on, because the message before its committed offset
-    was replaced by other messages; None if no missed message is known.
+    missed_from: None, or the offset from which on the group may have missed messages: the message that the group has
+    read right before its committed offset is lost, and the partition now has other messages there.
     """
 
     partition: TopicPartition

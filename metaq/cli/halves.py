@@ -55,8 +55,8 @@ _broker_option = click.option("--broker", type=click.IntRange(0), help="Ask this
 @_broker_option
 @json_option
 def count_halves(zk: str, broker: int | None, as_json: bool) -> None:
-    """Count the half messages by producer group. WAITING (all groups together): half messages whose check time has not
-    come, so that no producer is asked yet.
+    """Count the half messages by producer group. WAITING: half messages whose check time has not come, so that no
+    producer is asked yet; this is one number for all groups.
 
     ASKED: half messages whose check time has come, so that producers of the group are asked for their outcomes. PARKED:
     half messages about which producers were asked as often as allowed, so that an operator must decide. ASKERS:
@@ -129,9 +129,10 @@ def list_of_halves(
 
 
 def _none_of(cluster: Cluster, brokers: Iterable[int], group: str) -> str:
-    """Return a sentence that tells the user why no half message is listed. The sentence cannot always tell a mistyped
-    group from a group without half messages. The reason is that brokers know a producer group only while they have half
-    messages of it, or while its producers wait to be asked for outcomes (CHECK_HALVES).
+    """Return a sentence that tells the user why no half message is listed. The sentence cannot always say whether the
+    user has mistyped the group's name or the group has no half messages, because a broker knows a producer group only
+    while it has half messages of the group, or while producers of the group wait to be asked for outcomes
+    (CHECK_HALVES).
     """
     known: set[str] = set()
     pages, _ = ask_brokers(cluster, brokers, lambda connection, _: list_halves(connection, limit=MAX_LISTED_HALVES))

@@ -20,7 +20,7 @@ __all__ = ["check_known_group", "check_known_topic", "own_topics_groups", "share
 
 def shared_partitions(cluster: Cluster, group: str = "") -> tuple[list[SharedPartition], dict[int, str]]:
     """Ask all brokers about a shared group ("" = all shared groups). Return two results: the brokers' reports, and a
-    dict from the id of each broker that did not answer to the reason.
+    dict that contains, by broker id, why a broker did not answer.
 
     A broker that does not know shared groups, such as a broker of 1.x, counts as a broker without shared groups.
     """
@@ -37,8 +37,8 @@ def _shared_status(connection: Connection, broker_id: int, group: str) -> list[S
 
 
 def own_topics_groups(cluster: Cluster, *prefixes: str) -> set[str]:
-    """Return the groups that have a topic of failed messages or a topic of dead letters. prefixes: the prefixes of the
-    names of the topics to look for. The first failed message or dead letter of a group creates the corresponding topic.
+    """Return the groups that have a topic whose name begins with one of `prefixes`: RETRY_PREFIX for failed messages,
+    DEAD_PREFIX for dead letters. The first failed message or dead letter of a group creates the corresponding topic.
     """
     return {name.removeprefix(each) for name in cluster.view.topics() for each in prefixes if name.startswith(each)}
 
@@ -48,8 +48,8 @@ def check_known_group(cluster: Cluster, group: str) -> None:
     messages or dead letters of such a group exist.
 
     Raises ClientError for an unknown group; the error text names the most similar known group. Raises BrokerUnavailable
-    if the brokers that answer do not know the group, but a broker that does not answer may know the group as a shared
-    group.
+    if no broker that answers knows the group and at least one broker does not answer, because that broker may know the
+    group as a shared group.
     """
     known = own_topics_groups(cluster, RETRY_PREFIX, DEAD_PREFIX).union(cluster.view.groups())
     if group in known:

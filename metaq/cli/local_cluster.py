@@ -55,9 +55,7 @@ ASYNC_FLUSH = {"unflushThreshold": 1_000, "unflushInterval": 1_000}
 
 @dataclass(frozen=True, slots=True)
 class PlannedNode:
-    """A broker process to start. node: its name in the broker set with its broker id; None for a broker outside a
-    set.
-    """
+    """A broker process to start. node: the name of the process within its broker set, or None if it is in no set."""
 
     broker_id: int
     node: str | None
@@ -188,8 +186,8 @@ class LocalCluster:
     def start(self) -> None:
         """Start all processes. Wait until all brokers publish all topics and all nodes of broker sets are in sync.
 
-        If a process does not become ready, raises CoordinationUnavailable or BrokerUnavailable; the error text contains
-        the last line in the log of this process.
+        If a process ends or does not become ready in time, raises CoordinationUnavailable or BrokerUnavailable; the
+        error text contains the last line of a log, or says which logs to read.
         """
         plan = self.plan
         # Start the brokers while ZooKeeper starts, with two exceptions. A broker set needs its state in ZooKeeper
@@ -211,10 +209,10 @@ class LocalCluster:
             session.close()
 
     def _found_sets(self, session: ZkSession) -> None:
-        """Write the first state of each new broker set to ZooKeeper. If there are already messages of this broker id
-        (from a start without broker sets), the set's first node, which has them, becomes the leader. Otherwise the
-        set's preferred node becomes the leader; consecutive broker ids have different preferred nodes, so that the
-        leaders are spread over the nodes.
+        """Write the first state of each new broker set to ZooKeeper. If an earlier start without broker sets has stored
+        messages of the set's broker id, they are in the directory of the set's first node, so this node becomes the
+        leader. Otherwise the set's preferred node becomes the leader; consecutive broker ids have different preferred
+        nodes, so that the leaders are spread over the nodes.
 
         An existing set keeps its state, unless the directories of all in-sync nodes were removed (`_choose_data`). If
         the nodes of a set have data, but the set's state in ZooKeeper is lost, nothing is written, and the set waits
@@ -288,7 +286,7 @@ class LocalCluster:
         return view.master is not None and nodes <= set(view.in_sync_present)
 
     def check(self) -> None:
-        """Raise BrokerUnavailable if a broker process has ended by itself."""
+        """Raise BrokerUnavailable if a broker process or ZooKeeper has ended by itself."""
         for broker in self.brokers:
             broker.check()
         if not self._zookeeper.running:

@@ -112,13 +112,13 @@ def monitor(
     """Check ZooKeeper, every broker and every group. The exit code is 1 if the last round of checks raised an alarm.
 
     The command reports servers of --zk that do not answer, and brokers that do not answer or are not registered any
-    more. For each broker it reports messages that were refused because of a full disk or a failed write. It also
-    reports the numbers of failed puts, connections, prepared transactions and parked half messages, with an alarm if
-    one of these numbers is above its limit. For each group it reports a lag above the limit, waiting messages without a
-    live member, no progress since the last check (--every), a partition without an owner, an offset outside the
-    readable bytes, and lost messages that the group has read. The command also reports shared groups without a member,
-    dead letters, broker sets in trouble, full disks and little memory. Each problem is reported in one line. Values
-    that cannot be read because of a problem are shown as unknown.
+    more. For each broker it reports whether the broker refuses messages because its disk is full or because a write has
+    failed. It also reports the numbers of failed puts, connections, prepared transactions and parked half messages,
+    with an alarm if one of these numbers is above its limit. For each group it reports a lag above the limit, waiting
+    messages without a live member, no progress since the last check (--every), a partition without an owner, an offset
+    outside the readable bytes, and messages that a broker has lost after the group had read them. The command also
+    reports shared groups without a member, dead letters, broker sets in trouble, full disks and little memory. Each
+    problem is reported in one line. Values that cannot be read because of a problem are shown as unknown.
 
     \b
     Example

@@ -86,7 +86,7 @@ def move_partitions(
     A broker numbers its partitions from 0 without a gap. So only the last partitions of a broker can be moved, and they
     get the next free numbers at the target. Messages keep their offsets, and groups continue at their positions. If
     this command is stopped, the brokers continue the move; if you run the command again, it shows the progress of the
-    move. A move can be cancelled until the source broker accepts no more messages and the target has all messages.
+    move. You can cancel a move until the target broker has all messages.
 
     \b
     Example

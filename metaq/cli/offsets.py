@@ -45,7 +45,9 @@ def offsets() -> None:
 
 
 def _as_here(command: click.Command) -> click.Command:
-    """Return a copy of a command of `metaq groups` whose examples contain `metaq offsets` instead of `metaq groups`."""
+    """Return a copy of `command`, a command of `metaq groups`, for use in `metaq offsets`: the examples in its help say
+    `metaq offsets` instead of `metaq groups`.
+    """
     here = copied(command)
     here.help = (command.help or "").replace("metaq groups ", "metaq offsets ")
     return here
@@ -76,8 +78,8 @@ class Shown(NamedTuple):
 def show_offsets(
     zk: str, as_json: bool, topic: str | None, group: str | None, only: tuple[PartitionName, ...], sql: str | None
 ) -> None:
-    """Show stored offsets: the byte offset, the id of the last processed message, and the owner of the partition. No
-    broker is asked; for the lag see `metaq groups describe`.
+    """Show stored offsets: the byte offset, the id of the last processed message, and the owner of the partition. The
+    command asks no broker, so it shows no lag; `metaq groups describe` does.
 
     \b
     Example
@@ -277,7 +279,7 @@ def skip(zk: str, as_json: bool, dry_run: bool, topic: str, only: tuple[Partitio
 # --- the SQL table in which 1.x's MysqlOffsetStorage keeps offsets ----------------------------------------------------
 
 _BACKTICKS = ("pymysql", "MySQLdb", "mysql.connector")
-"""Names of Python database modules for databases in which column names are quoted with backticks."""
+"""Names of the Python modules for databases that quote column names with backticks."""
 
 
 def sql_store(option: str, url: str) -> SqlOffsetStore:

@@ -69,7 +69,7 @@ class Parsed(click.ParamType[T]):
     """A type of options that converts the text of a value by `parse`. If `parse` raises a ValueError (InvalidName is
     one), the user sees the text of the ValueError.
 
-    A value that is not a text is a default, or click has already converted it; so such a value is left unchanged.
+    A value that is not a text is left unchanged, because it is a default or click has already converted it.
     """
 
     def __init__(self, name: str, parse: Callable[[str], T]) -> None:
@@ -213,8 +213,9 @@ def _connect(text: str) -> str:
 TOPIC = Parsed("TOPIC", check_zookeeper_topic)
 GROUP = Parsed("GROUP", check_zookeeper_group)
 STORED_TOPIC = Parsed("TOPIC", check_topic)
-"""The type of a topic's name in commands that use brokers or files. This type also accepts names that are not allowed
-in ZooKeeper, because brokers of earlier versions created topics with such names.
+"""The type of a topic's name in commands that send the name to a broker or look for it in a data directory. This type
+also accepts names that are not allowed in ZooKeeper, because brokers of earlier versions created topics with such
+names.
 """
 STORED_GROUP = Parsed("GROUP", check_group)
 """The type of the name of a shared group. Like STORED_TOPIC, it also accepts names that ZooKeeper does not accept."""
@@ -262,8 +263,8 @@ yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask before i
 
 
 def with_options(call: Callable[..., Any], command: Callable[..., Any], *options: Decorator) -> Callable[..., Any]:
-    """Add `options` to a click function. call: a wrapper of the click function `command`. Return `call` as a click
-    function that has `options` and the options of `command`; its help lists `options` first.
+    """Return a click function that runs `call`, a wrapper of the click function `command`. It has the options of
+    `command` and in addition `options`, which its help lists first.
     """
     wrapped: Callable[..., Any] = wraps(command)(call)
     for option in reversed(options):

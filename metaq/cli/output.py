@@ -68,8 +68,8 @@ def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
 
 
 def show_warnings() -> None:
-    """Make Python escape control characters in the warnings that it prints on stderr as long as the program has not set
-    up logging.
+    """Make Python escape control characters in log messages when it prints them on stderr itself. Python does this with
+    warnings and errors if the program has not set up logging.
     """
     import logging  # not needed for a help text
 
@@ -162,8 +162,8 @@ def compile_format(text: str, terminal: bool | None = None) -> Callable[[Message
     """Return a function that formats a message according to `text`.
 
     terminal: whether the function must escape control characters that a terminal would execute; by default it does so
-    if stdout is a terminal. Raises ValueError for an unknown %letter or \\escape; the error text names it and the
-    choices.
+    if stdout is a terminal. Raises ValueError for an unknown %letter or \\escape; the error text names this letter or
+    escape, and the valid ones.
     """
     shown = sys.stdout.isatty() if terminal is None else terminal
     pieces: list[bytes | Callable[[Message], bytes]] = []
@@ -197,8 +197,8 @@ def _json_value(value: PropertyValue) -> object:
 
 
 def preview_fields(preview: Preview) -> dict[str, object]:
-    """Return the JSON fields that show the preview of a message that waits at its broker. The field payload_start is
-    null if the payload is compressed.
+    """Return the JSON fields for the preview of a delayed or half message. The field payload_start is null if the
+    payload is compressed.
     """
     payload = preview.payload
     return {

@@ -61,8 +61,8 @@ def partitions() -> None:
 @_start
 @_end
 def close(target: Target, dry_run: bool, as_json: bool, topic: str, start: int, end: int) -> None:
-    """Make a broker refuse puts and gets on partitions --start to --end of a topic in its server.ini, until you open
-    the partitions or restart the broker.
+    """Close the partitions --start to --end of a topic at a broker: it refuses puts and gets on them until you open the
+    partitions or restart the broker. The broker's server.ini must contain the topic.
 
     In a broker set every node closes these partitions, the leader last.
 
@@ -94,8 +94,8 @@ def close(target: Target, dry_run: bool, as_json: bool, topic: str, start: int, 
 
 def _at_target(target: Target, act: Callable[[Connection], list[int]], failed: str, command: str) -> list[int]:
     """Call `act` with a connection to the target broker and return its result. If the target is a broker set, call
-    `act` for all of its nodes, the leader last, and return the leader's result. The change must be made at all nodes,
-    because another node may become the leader, and would then serve requests that the present leader refuses. failed,
+    `act` for all of its nodes, the leader last, and return the leader's result. All nodes must be changed: if a node
+    that was left out became the leader later, it would serve requests that the present leader refuses. failed,
     command: as in at_every_node.
     """
     endpoint, found = target.found()

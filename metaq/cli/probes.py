@@ -44,7 +44,8 @@ __all__ = ["Monitor", "ProbeLevel", "ProbeLimits", "Seen"]
 
 PROBE_SECONDS = 10.0
 """After a probe message was sent, it must be readable within this number of seconds; otherwise the check raises an
-alarm. A Java broker with asynchronous flush makes the message readable only after unflushInterval.
+alarm. The number is large because a Java broker with asynchronous flush makes a message readable only after its
+unflushInterval.
 """
 _PROBE_READ_BYTES = 4096
 
@@ -113,13 +114,12 @@ class Monitor:
         self._checked = False
         self._put_failed: dict[int, int] = {}
         self._waited: dict[tuple[str, TopicPartition], int] = {}
-        """The offset that a group had committed in a partition at the last check, for each group and partition that had
-        waiting messages then.
+        """For each group and each partition in which messages waited for the group at the last check: the offset that
+        the group had committed there.
         """
         self._dead: dict[str, tuple[dict[TopicPartition, int], int]] = {}
-        """For each group, what the monitor remembers from the last time when it counted the group's dead letters. It
-        remembers the end offsets that the partitions of the group's dead-letter topic had then, and the number of dead
-        letters.
+        """For each group whose dead letters were counted: the end offset of each partition of its dead-letter topic at
+        the time of the last count, and the number of dead letters.
         """
 
     def look(self) -> list[Seen]:
@@ -270,8 +270,8 @@ class Monitor:
             yield Seen(cause.level, f"group {group}", f"{cause.text}: {_listed(found)}")
 
     def _dead_letters(self, cluster: Cluster, survey: Survey, group: str) -> Iterator[Seen]:
-        """Yield a warning if the group has dead letters. The dead letters are counted only when new dead letters have
-        arrived, because counting has to read all of them.
+        """Yield a warning if the group has dead letters. The dead letters are counted only if messages were appended to
+        the group's dead-letter topic since the last count, because counting has to read all messages of the topic.
         """
         partitions = [each for each in cluster.readable(dead_topic(group)) if each.broker not in self._ignored_brokers]
         if not partitions:
@@ -291,8 +291,8 @@ class Monitor:
             yield Seen(ProbeLevel.WARNING, f"group {group}", text)
 
     def _cause(self, group: str, row: GroupPartition, members: int) -> _Cause:
-        """Return the first problem that a group has in a partition. The caller reports all partitions of a group that
-        have the same problem in one line.
+        """Return the first problem that a group has in a partition, or a _Cause with the level OK if there is none. The
+        caller reports all partitions of a group with an equal _Cause in one line.
         """
         key = (group, row.partition)
         before = self._waited.pop(key, None)

@@ -100,8 +100,8 @@ class LineChunk(NamedTuple):
 SendLines = Callable[[list[bytes]], tuple[int, Iterable[int | None]]]
 """A function that sends lines as messages and waits until all messages are acknowledged.
 
-The function returns the number of payload bytes, and the values of SendResult.replicas for the messages, that is, how
-many nodes have each message.
+The function returns the number of payload bytes, and the different values that SendResult.replicas has for the
+messages: how many nodes have a message.
 """
 
 
@@ -113,8 +113,8 @@ class Progressed:
     payload_bytes: int = 0
     read_bytes: int = 0
     replicas: set[int | None] = field(default_factory=set)
-    """For each acknowledged message the broker reports how many nodes have it; the set contains all different numbers
-    that were reported, and None if a broker reported no number for a message.
+    """The different values of SendResult.replicas for the acknowledged messages: the number of nodes that have a
+    message, or None if the broker has not reported this number.
     """
     started: float = field(default_factory=time.perf_counter)
 
@@ -251,8 +251,8 @@ def _stored_nothing(error: MetaqError) -> bool:
 
 
 def line_chunks(stream: IO[bytes]) -> Iterator[LineChunk]:
-    """Yield the lines of `stream` as they arrive. Each yielded chunk contains all lines that can be read at that moment
-    without waiting.
+    """Read `stream` to its end, and yield its lines in chunks. One read returns the bytes that have arrived, at most
+    READ_BYTES; the chunk contains the lines that are complete after this read.
     """
     read = getattr(stream, "read1", stream.read)
     rest = b""
@@ -296,8 +296,8 @@ def _keyed_sender(producer: Producer, topic: str, options: SendOptions, separato
 
 def _with_others(error: MetaqError, is_alone: bool) -> MetaqError:
     """Return the error to raise if the send of a line has failed with `error`. If the line was sent alone, return
-    `error` itself. Otherwise other lines of the same send call may be stored, so return a ClientError with the same
-    text: its class, unlike that of `error`, does not mean that nothing was stored.
+    `error` itself. Otherwise return a ClientError with the same text, because other lines of the same send call may be
+    stored: for a ClientError, `_stored_nothing` returns False, which it may not do for `error`.
     """
     return error if is_alone else ClientError(str(error))
 

@@ -30,7 +30,7 @@ def reload(target: Target, as_json: bool, dry_run: bool) -> None:
 
     In a broker set every present node reads its own file, the leader last. If a node cannot be reached, the leader does
     not read its file, and the command names that node and exits with 1. The command also exits with 1 if the files of
-    the nodes differ after the reload. With --server only that process reads its file.
+    the nodes differ after the reload. With --server only the process at this address reads its file.
 
     \b
     Example

@@ -20,9 +20,9 @@ __all__ = ["replication"]
 
 CONNECTED_ROLES = ("slave", "sync-master", "joining", "candidate", "waiting", "stopped")
 """The roles in which a broker needs a connection to another broker. If a broker in one of these roles reports no
-connection, the command reports that the connection is lost. The command decides this by the role, because a missing
-address of the other broker is no proof: the report of a slave contains no address while its master is not registered in
-ZooKeeper.
+connection, the command reports that the connection is lost. The command decides by the role, and not by the other
+broker's address in the report, whether a connection is needed: a slave reports no address while its master is not
+registered in ZooKeeper.
 """
 TROUBLED = ("troubled", "stopped")
 

@@ -49,7 +49,9 @@ def connected(node: SetNode) -> Iterator[Connection]:
 
 
 def is_led(view: SetView) -> bool:
-    """Return whether clients can find the node that leads according to the set's state."""
+    """Return whether the node that the set's state names as the leader is present, and is the node to which clients
+    send their messages.
+    """
     leader = view.nodes.get(view.state.leader) if view.state else None
     return leader is not None and view.master is not None and view.master.url == leader.url
 
@@ -131,16 +133,17 @@ class SetLook(NamedTuple):
         return {} if isinstance(answer, MetaqError) else answer
 
     def seen(self, name: str) -> Mapping[str, Any]:
-        """Return `sinceMs`, `lagBytes`, `lagSeconds` and `error` of a node from the report of the set's leader, as far
-        as it contains them.
+        """Return what the report of the set's leader says about a node: `sinceMs`, `lagBytes`, `lagSeconds` and
+        `error`. Some or all of these can be missing.
         """
         if name == self.leader and self.leader_says:
             return {"sinceMs": self.leader_says["sinceMs"], "lagBytes": 0, "lagSeconds": 0.0}
         return self._others().get(name, {})
 
     def role(self, name: str) -> str:
-        """Return the role of a node: `leader`, `in-sync`, `out of sync` or `stopped`; for an absent node, `gone`
-        together with the role that the set's state gives it.
+        """Return the role of a node: `leader`, `in-sync`, `out of sync` or `stopped`; `was leader` if the set's state
+        names the node as the leader, but it does not lead. For an absent node, return `gone`, and the role that the
+        set's state gives it unless this role is `out of sync`.
         """
         role = self.view.role(name)
         if name not in self.view.nodes:
@@ -160,9 +163,9 @@ class SetLook(NamedTuple):
 
     @property
     def differences(self) -> list[str]:
-        """Sentences about differences between the nodes' configurations; clients would notice these differences if
-        another node became the leader. The list is empty if no difference is known. Nodes that do not answer, or whose
-        version does not report the configuration, are left out of the comparison.
+        """Sentences about those differences between the nodes' configurations that clients would notice if another node
+        became the leader. The list is empty if no difference is known. Nodes that do not answer, or whose version does
+        not report the configuration, are left out of the comparison.
         """
         told = {name: found for name in self.names if (found := self.says(name).get("configuration"))}
         return _differences(told)
@@ -199,8 +202,9 @@ def at_every_node(
     """Call `act` with a connection to each present node in turn; the leader comes last. Yield each node's name and the
     result. If `act` fails at a node, it is not called for the remaining nodes.
 
-    failed, command: words for the error text. failed: what the failing node did not do. command: the command that an
-    operator can run with --server to make the change on a single node. Raises ClientError if `act` fails at a node.
+    failed: the words in the error text that say what the failing node did not do. command: the command that the error
+    text advises the operator to run with --server, on each node's own machine. Raises ClientError if `act` fails at a
+    node.
     """
     names = leader_last(view)
     for number, name in enumerate(names):

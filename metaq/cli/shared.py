@@ -77,10 +77,10 @@ def describe_shared(zk: str, as_json: bool, group: str) -> None:
     """Show the state of GROUP in each partition, and its members.
 
     LEFT: number of messages that are not acknowledged. LEASED: how many of these messages are leased by members.
-    DELAYED: how many of them a member has released with a delay that is not over yet. ATTEMPTS: the largest number of
-    times that one of them was leased. OLDEST
-    S: seconds since the oldest of them was stored. MEMBERS: the five members with the most leased messages, and the
-    number of messages that each has leased (--json: all members).
+    DELAYED: how many of them a member has released with a delay that is not over yet. ATTEMPTS: how often the broker
+    has leased the message of LEFT that it has leased most often. OLDEST S: seconds since the oldest message of LEFT was
+    stored. MEMBERS: the five members with the most leased messages, and the number of messages that each has leased
+    (--json: all members).
 
     \b
     Example

@@ -37,9 +37,9 @@ _ITEMS = (
 )
 _TEXT_ITEMS = ("config", "help", "replication", "shared", "access")
 _OF_A_TOPIC = "resultCode "
-"""If the broker takes the requested item as the name of a topic, even of a topic that it does not know, the second line
-of its answer begins with this text. The command needs this text for an item that is not in _ITEMS: such an item may be
-a topic, or a statistic that only this broker's version has. The answer for a statistic has no line with this beginning.
+"""The beginning of the second line of the broker's answer if the broker takes the requested item as the name of a
+topic, even of a topic that it does not know. The answer for a statistic has no such line. So the command can tell
+whether an item that is not in _ITEMS is a topic, or a statistic that only this broker's version has.
 """
 _IDENTIFIERS = ("pid", "broker_id", "port", "config_checksum", "part")
 _Row = dict[str, object]
@@ -54,8 +54,8 @@ def stats(target: Target, as_json: bool, raw: bool, item: str) -> None:
     """Show statistics of a broker. ITEM: topics, offsets, realtime, journal, disk, certificate, replication, delayed,
     halves, shared, access, config, help, reset or a topic.
 
-    If ITEM is not given, the command shows the statistics of the broker process itself. reset sets the realtime figures
-    to zero.
+    If ITEM is not given, the command shows the statistics of the broker process itself. The item reset sets the
+    statistics of the item realtime to zero.
 
     \b
     Example

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["console", "print_fitting", "progress"]
 
 _GAP, _NARROW_GAP = 3, 1
-"""Number of blanks between two columns of a table: normally, and on a terminal that is too narrow for the normal
-number.
+"""Number of blanks between two columns of a table. The second number is used if the terminal is too narrow for the
+first.
 """
 _FOLDED_WIDTH = 9
 """Minimum width in characters of a column whose text is folded."""
@@ -32,8 +32,8 @@ _ANY_WIDTH = 1_000_000
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Raise the BrokenPipeError again, so that app.py sets the exit code. If this method did not exist, rich would
-        end the program with the exit code 1.
+        """rich calls this method when it has caught a BrokenPipeError. Raise the error again, so that app.py sets the
+        exit code; otherwise rich would end the program with the exit code 1.
         """
         raise  # called in the handler of the BrokenPipeError
 

@@ -39,8 +39,8 @@ def transactions() -> None:
 @click.option("--active", is_flag=True, help="Also list open transactions that are not prepared, the largest first.")
 @json_option
 def list_transactions(target: Target, active: bool, as_json: bool) -> None:
-    """List transactions, the oldest first: those that are prepared, and those that an operator has decided and whose
-    decision the broker still remembers.
+    """List the prepared transactions, and the transactions on which an operator has decided and whose decision the
+    broker still remembers. The oldest transaction comes first.
 
     \b
     Example

@@ -205,8 +205,8 @@ class Answers:
         return partition if partition >= 0 else self.sends % max(1, self._count(topic))
 
     def _count(self, topic: str) -> int:
-        """Return the number of partitions of `topic` that the broker serves. If the broker does not imitate a Java
-        broker, it also serves metaq's own topics.
+        """Return the number of partitions of `topic` that the broker serves. Unless the broker imitates a Java broker,
+        it also serves metaq's own topics.
         """
         own = OWN_PARTITIONS if self.speaks_frames and is_own_topic(topic) else 0
         return self.topics.get(topic, own)
@@ -223,9 +223,9 @@ class Answers:
         return log
 
     def _takes_compressed(self, topic: str) -> bool:
-        """Whether the topic has acceptCompressed=true and the broker knows this setting. If the broker imitates a Java
-        broker or an earlier version, it does not know the setting: it accepts compressed messages for every topic,
-        because it does not notice the compression.
+        """Whether the topic has acceptCompressed=true and the broker knows this setting. A broker that imitates a Java
+        broker or an earlier version does not know the setting. It stores compressed messages in every topic, because it
+        does not notice the compression.
         """
         return topic in self.accept_compressed and self.speaks_frames and self.knows_compressed
 
@@ -246,8 +246,8 @@ class Answers:
         return self._open(request.topic, request.partition)
 
     def _store(self, caller: Connected, tx_key: str | None, append: Callable[[], int]) -> int:
-        """Store a message by calling `append`, and return its result, the message's offset. If `tx_key` names a
-        transaction, do not call `append` now but at the commit of the transaction, and return -1.
+        """Call `append`, which stores a message, and return the message's offset. If `tx_key` names a transaction, only
+        add `append` to the transaction, whose commit then calls it, and return -1.
         """
         if tx_key is None:
             return append()
@@ -273,9 +273,9 @@ class Answers:
     def _wait(
         self, topic: str, partition: int, records: Sequence[tuple[int, Buffer]], tx_key: str | None
     ) -> int | None:
-        """If these records (flag, body) are delayed messages or half messages, keep them out of the partition until
-        their time or outcome, and return the id of the first. Return None if they can be stored at once. Raises
-        RemoteProtocolError, DelayRefused.
+        """If these records (flag, body) are delayed messages, keep them until their delivery time; if they are half
+        messages, keep them until their outcome is known. In both cases return the id of the first. For other records
+        return None; the caller then stores them at once. Raises RemoteProtocolError, DelayRefused.
         """
         if tx_key is not None and any(flag & DELAYED_FLAG for flag, _ in records):
             raise DelayRefused("a delayed message cannot be in a transaction: send it outside, or without a delay")
@@ -452,8 +452,8 @@ class Answers:
         return None
 
     def _answer_checks(self, now: float) -> list[Connected]:
-        """Answer each waiting CHECK_HALVES request for which there is a half message to ask about, or whose waiting
-        time is over. Return the connections of the answered requests.
+        """Answer each waiting CHECK_HALVES request whose producer must be asked about a half message now, or whose
+        waiting time is over. Return the connections of the answered requests.
         """
         waiting, self._parked_checks = self._parked_checks, []
         answered: list[Connected] = []

@@ -51,14 +51,14 @@ class FakeBroker(Answers):
     with each request; if it returns a number, the request is refused with this status (text protocol) or response code
     (frame).
     leader: if it is not None, the broker behaves like a follower in a broker set, and refuses every frame except
-    HEARTBEAT and SET_STATUS. The value is the leader's URL, or "" if no leader is known. role: the role that the broker
-    reports in SET_STATUS, by default `leader` or `follower`. replicas: the number of nodes that the broker reports to a
-    sender as having its message; 0 means that it reports no number.
+    HEARTBEAT and SET_STATUS. The value of `leader` is the leader's URL, or "" if no leader is known. role: the role
+    that the broker reports in SET_STATUS, by default `leader` or `follower`. replicas: the number of nodes that the
+    broker reports to a sender as having its message; 0 means that it reports no number.
     max_transfer_bytes: maximum size of the broker's answer to a `get`, like maxTransferSize. sends, pulls, connections:
     how many sends, pulls and connections the broker has received so far. transactions: the open transactions.
-    delays.waiting: delayed messages that wait for their delivery time, which is compared with the given clock.
-    halves.waiting: half messages that wait for their outcome. halves.decided: the outcomes of decided half messages by
-    id.
+    delays.waiting: delayed messages that wait for their delivery time; the argument `clock` tells the broker the
+    current time. halves.waiting: half messages that wait for their outcome. halves.decided: the outcomes of decided
+    half messages by id.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class FakeBroker(Answers):
         self.accept_compressed = accept_compressed
         self.connections = 0
         self.handled: dict[tuple[str, TopicPartition], int] = {}
-        """For each group and partition: `handle_all` has handled all messages before this offset."""
+        """For each group and partition, the offset before which `handle_all` has handled all messages."""
         self._reserved = socket.socket()  # bound but never listening: reserves the port
         self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._reserved.bind(("127.0.0.1", port))

@@ -21,8 +21,8 @@ from metaq.protocol.record import Buffer, checksum
 __all__ = ["CHECK_MS", "FakeHalf", "FakeHalves"]
 
 CHECK_MS = 6000
-"""This number of milliseconds after the arrival of a half message, a producer is asked for its outcome for the first
-time. The property `metaq.check-after` of a half message replaces this number for this message.
+"""Milliseconds from the arrival of a half message until a producer is asked for its outcome for the first time. If a
+half message has the property `metaq.check-after`, the value of this property is used instead.
 """
 
 
@@ -45,9 +45,9 @@ class FakeHalf:
 
     def ready_at(self, request: CheckHalvesRequest, askers: Collection[str]) -> float:
         """Return the earliest time (Unix ms) at which the producer of `request` may get this half message. Return
-        infinity if the producer is of another group or does not ask about this topic. Also return infinity if the
-        producer that has sent the half message is in `askers`, that is, waits for half messages itself, because then
-        only that producer is asked.
+        infinity if the producer is of another group or does not ask about this topic. Also return infinity if another
+        producer has sent the half message and is in `askers`, because then only that other producer is asked. askers:
+        the producers that wait for half messages now.
         """
         if request.group != self.group or not (request.topics is None or self.topic in request.topics):
             return math.inf

@@ -96,15 +96,17 @@ class MemoryLog:
         return max(0, int(np.searchsorted(self.starts, offset, side="right")) - 1)
 
     def sizes(self, offset: int, max_bytes: int) -> list[int]:
-        """Return the sizes (header and body) of the records from `offset` on that together fit into `max_bytes`. As in
-        a real broker, which has the sizes in its index, the sizes are correct even for damaged records.
+        """Return the sizes (header and body) of the records that lie completely in the `max_bytes` bytes from `offset`
+        on. As in a real broker, which has the sizes in its index, the sizes are correct even for damaged records.
         """
         ends = [*self.starts[1:], self.end]
         known = zip(self.starts, ends, strict=False)  # without a record, ends still has one item
         return [end - start for start, end in known if start >= offset and end <= offset + max_bytes]
 
     def damage_at(self, offset: int) -> int | None:
-        """Return the offset of the next record if the record at `offset` is damaged, or None if it is intact."""
+        """Return the offset of the next record if the record at `offset` is damaged. Return None if it is intact, or if
+        no record begins at `offset`.
+        """
         if offset not in self.starts:
             return None
         (size, *_) = self.sizes(offset, len(self.data))

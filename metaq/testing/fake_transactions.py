@@ -41,8 +41,8 @@ class FakeTransactions:
         return [key for key, each in self._open.items() if each.prepared]
 
     def put(self, key: str, home: Hashable, action: Callable[[], object]) -> None:
-        """Add `action` to the transaction `key`, so that its commit runs `action`. Raises TransactionRefused if there
-        is no such transaction or it is already prepared.
+        """Add `action` to the transaction `key`. The commit of this transaction calls `action`. Raises
+        TransactionRefused if there is no such transaction or it is already prepared.
         """
         found = self._find(key, home)
         if found.prepared:

@@ -31,14 +31,14 @@ def handle_all(
     topics: Iterable[str],
     retry: Retry = _RETRY,
 ) -> int:
-    """Call `handler` with each message of `topics` until no message is left. If this function was called for the same
-    `group` before, begin where that call ended.
+    """Call `handler` with each message of `topics` until no message is left. If an earlier call has handled messages
+    for the same `group`, begin after these messages.
 
     If the handler raises an exception, call it again with the same message, as `retry` says. Return how often the
-    handler was called. Pauses between attempts are skipped: when no other message is left, this function delivers the
-    failed messages that wait for another attempt, and all other delayed messages, without waiting for their time. If
-    the handler raises something that is not an Exception (such as KeyboardInterrupt), this function raises it, too.
-    Raises ConfigError and InvalidName for wrong arguments, and MetaqError if the broker refuses a request.
+    handler was called. The function does not wait for the end of pauses between attempts: when no other message is
+    left, it delivers the failed messages that wait for another attempt, and all other delayed messages, at once. If the
+    handler raises something that is not an Exception (such as KeyboardInterrupt), this function raises it, too. Raises
+    ConfigError and InvalidName for wrong arguments, and MetaqError if the broker refuses a request.
     """
     calls = 0
     with Producer(metadata=FakeCluster([broker])) as producer:
@@ -56,8 +56,9 @@ def handle_all(
 
 
 def _handle(copy: Message, handler: Callable[[Message], object], failed: FailedMessages) -> int:
-    """Call the handler with the message until it succeeds, or until the failed message is sent to the broker for a
-    later attempt. Return how often the handler was called.
+    """Call the handler with the message. If it fails and the message must be tried again in place, call it again at
+    once. In all other cases of a failure, send the failed message to the broker, for a later attempt or as a dead
+    letter. Return how often the handler was called.
     """
     tries = 0
     while True:

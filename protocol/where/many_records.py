@@ -4,8 +4,8 @@ no Python bytecode is executed for each single record.
 The attributes of the records are copied into the rows of matrices; each matrix has attributes of similar length.
 Payloads are never read. In a property list, the byte 0x01 ends a name and the byte 0x02 ends a value. One NumPy
 comparison finds these bytes in all rows of a matrix. So the positions of names and values are arrays, too, and a
-condition is evaluated on the values of all rows at once. Comparisons with = and IN of texts, and comparisons of numbers
-of up to 15 digits, are done by array operations. For all other conditions, the predicate's `test` is called once for
+condition is evaluated on the values of all rows at once. NumPy compares texts (by =, <>, or IN with few texts) and
+numbers of up to 15 digits, for all rows at once. For all other conditions, the predicate's `test` is called once for
 each distinct value. `python -m bench.where` measures the cost.
 """
 
@@ -33,8 +33,8 @@ bytes. An attribute that is longer than the largest width goes into no matrix an
 """
 
 _WASTE = 2
-"""If the width of a single matrix for all attributes would be at most this number times the attributes' average length,
-all attributes go into this single matrix.
+"""All attributes go into a single matrix if the width that the longest attribute needs is at most this number times the
+average of the widths that the attributes need, and at most the largest of _WIDTHS.
 """
 
 _BLOCK_BYTES = 256 << 10
@@ -61,8 +61,8 @@ _DIGITS = 15
 _POWERS = 10.0 ** np.arange(_DIGITS + 1)
 
 _FEW_TEXTS = 8
-"""If an IN has at most this many texts, the values of all rows are compared with one of the texts after the other; for
-an IN with more texts, the predicate's `test` is called once for each distinct value instead.
+"""If an IN has at most this many texts, NumPy compares the values of all rows with the first text, then with the
+second, and so on. For an IN with more texts, the predicate's `test` is called once for each distinct value instead.
 """
 
 _Ints = npt.NDArray[np.int64]
@@ -161,8 +161,8 @@ class _Column(NamedTuple):
 
 
 class _Numbers(NamedTuple):
-    """The values of a column as numbers; NaN for a value that is not a number. sure: for each value, whether the array
-    operations could determine its number exactly. If not, the value must be evaluated by the predicate's `test`.
+    """The values of a column as numbers; NaN for a value that is not a number. sure: for each value, whether its
+    conversion by numpy is certainly exact. If not, the predicate's `test` must evaluate the value.
     """
 
     values: npt.NDArray[np.float64]
@@ -327,8 +327,8 @@ class _Block:
         self, column: _Column, predicate: Predicate, truths: _Truths, compare: Callable[[Any, Any], Any], literal: Any
     ) -> None:
         """Compare the values with a literal, as doubles, and set the rows' results in `truths`. NumPy rounds the
-        literal if it is an integer that a double cannot hold exactly. Such a literal has more digits than every value
-        that is compared here (these have at most _DIGITS digits), before and after the rounding. So rounding does not
+        literal if it is an integer that a double cannot hold exactly. Such a literal has more than _DIGITS digits,
+        before and after the rounding, and the values that are compared here have at most _DIGITS. So rounding does not
         change the results.
         """
         numbers = self._as_numbers(column)

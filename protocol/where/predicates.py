@@ -49,7 +49,8 @@ class IsNull:
 
 class CompareText:
     """The predicate `name < 'text'`, or the same with another comparison operator. Texts are compared by their code
-    points. If the property's value is a number, it is compared only if the literal text is a number, too; otherwise the
+    points. If the property's value is a number, the literal text is also read as a number, and the two numbers are
+    compared. In the same way a truth value is compared by = and <>. If the text is no number or no truth value, the
     result is UNKNOWN.
     """
 
@@ -135,9 +136,9 @@ class Like:
     After the escape character, both match only themselves.
 
     The test takes the pieces of the pattern between two % in their order, and searches for each piece once, from the
-    end of the previous match on. A piece without _ is searched for as plain text, which costs a tenth of the search by
-    a regular expression that a piece with _ needs. In the worst case a test takes `searched` steps for each character
-    of the value.
+    end of the previous match on. A piece without _ is searched for as plain text. A piece with _ is searched for by a
+    regular expression, which costs ten times as much. In the worst case a test takes `searched` steps for each
+    character of the value.
 
     searched: the number of characters of all pieces that are between two %.
     """

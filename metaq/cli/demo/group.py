@@ -1,9 +1,9 @@
 """The consumer group of the demo: start and stop its member processes, and read the owners of partitions from
 ZooKeeper.
 
-Each member process runs the function `main` of this module. It handles messages at a limited rate, as if each message
-needed real work. So there are still unread messages when another member joins and when a member is killed. Each member
-writes the messages that it receives to a file, its history.
+Each member process runs the function `main` of this module. A member handles messages at a limited rate, as if each
+message needed real work. Because of this limit, the topic still has messages that the group has not read when another
+member joins and when a member is killed. Each member writes the messages that it receives to a file, its history.
 """
 
 from __future__ import annotations
@@ -146,8 +146,9 @@ class ConsumerGroup:
             )
 
     def rebalanced(self, cause: str, since: float, deadline: float, tick: Callable[[], None]) -> Rebalance:
-        """Wait until the live members together own all partitions, and return this rebalance. since: the time of the
-        cause (monotonic seconds).
+        """Wait until every partition has a live owner and every live member owns a partition. Return a Rebalance with
+        the seconds from `since` until then. cause: a text that says which member has joined or was killed. since: when
+        this happened (monotonic seconds).
 
         tick: called repeatedly while waiting. Raises RequestTimedOut at `deadline` (monotonic seconds).
         """
@@ -211,7 +212,9 @@ class Throttle:
 
 
 def history_of(messages: Sequence[Message], time_ns: int) -> History:
-    """Return the rows of the history for messages that were received together at `time_ns`."""
+    """Return one row of a member's history for each of `messages`, which one poll has returned. time_ns: the time of
+    this poll.
+    """
     rows = empty_history(len(messages))
     rows["time_ns"] = time_ns
     rows["sequence"] = [json.loads(message.payload)["sequence"] for message in messages]

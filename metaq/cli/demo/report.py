@@ -37,8 +37,8 @@ class DemoFigures:
     send_rate: float
     receive_rate: float
     lag: Mapping[str, int | None]
-    """For each partition, the number of messages after the group's committed offset at the time when all consumers had
-    left the group. The value is None if the number is unknown.
+    """The group's lag in each partition after all consumers have left the group: the number of messages after the
+    committed offset, or None if the number is unknown.
     """
     by_spark: BySpark | None
     """The result of the Spark job, or None if the step with Spark was left out."""

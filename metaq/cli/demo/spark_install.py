@@ -43,8 +43,8 @@ class SparkInstallation:
         self._pip = Child("pip", requirements("spark"), directory / "pip.log", module=__name__)
 
     def finish(self, report: Report, ended: bool) -> None:
-        """Print whether pip has installed PySpark. Raises ClientError if pip failed, and RequestTimedOut if it has not
-        ended yet.
+        """Print that PySpark is installed. Raises ClientError if pip has failed, and RequestTimedOut if pip has not
+        ended within INSTALL_SECONDS.
         ended: whether pip has ended.
         """
         if not ended:

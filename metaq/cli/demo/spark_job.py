@@ -19,8 +19,8 @@ FLIGHT = "carrier STRING, dep_delay DOUBLE"
 
 
 def delays_by_carrier(flights: DataFrame) -> DataFrame:
-    """Return a DataFrame with one message per carrier: the key is the carrier, the payload is a JSON object with its
-    number of flights and mean delay. `flights`: messages that each hold a flight as JSON.
+    """Return a DataFrame with one message per carrier: the key is the carrier, and the payload is a JSON object with
+    the carrier's number of flights and mean delay. `flights`: messages that each hold a flight as JSON.
     """
     flight = sql.from_json(sql.col("value").cast("string"), FLIGHT)
     figures = (

@@ -66,8 +66,8 @@ class Script:
 
 @contextmanager
 def play(script: Script, report: Report) -> Iterator[tuple[DemoFigures, str]]:
-    """Run all steps of the demo, with all files below `script.directory`. Yield the demo's results, and the ZooKeeper
-    connect string of the cluster.
+    """Run all steps of the demo; all files that they write are below `script.directory`. Yield the demo's results, and
+    the ZooKeeper connect string of the cluster.
 
     The caller uses this function in a `with` statement: the cluster runs until the end of the block. At the end of the
     block, or if this function raises an error, all processes of the demo are ended.
