@@ -8,6 +8,7 @@ import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple
 
 from metaq.client.questions.partition_bounds import read_stats
@@ -129,11 +130,14 @@ def _refused(fields: Mapping[str, object]) -> RefusedNeed:
     return RefusedNeed(principal, address, need, int(str(fields["count"])), int(str(fields["last_ms"])))
 
 
-def ask_all(session: ZkSession) -> BrokerAnswers:
-    """Ask all registered brokers, slaves, and present nodes of broker sets. Raises CoordinationError."""
+def ask_all(session: ZkSession, config: ConnectionConfig | None = None) -> BrokerAnswers:
+    """Ask all registered brokers, slaves, and present nodes of broker sets. config: how to connect to them and as whom;
+    without it, the user's profile says this. Raises CoordinationError.
+    """
+    config = ConnectionConfig() if config is None else config
     with ThreadPoolExecutor(_MAX_ASKED) as pool:
         processes = _processes(session)
-        answers = list(pool.map(_ask, processes.values()))
+        answers = list(pool.map(partial(_ask, config), processes.values()))
     named = dict(zip(processes, answers, strict=True))
     return BrokerAnswers(
         {name: each for name, each in named.items() if isinstance(each, AccessReport)},
@@ -158,9 +162,9 @@ def _processes(session: ZkSession) -> dict[str, Endpoint]:
     return found
 
 
-def _ask(endpoint: Endpoint) -> AccessReport | MetaqError | ValueError | None:
+def _ask(config: ConnectionConfig, endpoint: Endpoint) -> AccessReport | MetaqError | ValueError | None:
     try:
-        connection = open_connection(endpoint, ConnectionConfig())
+        connection = open_connection(endpoint, config)
         try:
             return parse_report(read_stats(connection, ITEM))
         finally:

@@ -20,6 +20,7 @@ from metaq.protocol.errors import ConfigError
 from .options import TopicSetting, TopicSpec
 
 __all__ = [
+    "SECURITY_DIRECTORY",
     "TOPIC_SECTION",
     "EarlierStarts",
     "all_settings",
@@ -31,6 +32,9 @@ __all__ = [
 
 TOPIC_SECTION = "topic="
 """Prefix of a topic's name in the header of its section in server.ini."""
+
+SECURITY_DIRECTORY = "security"
+"""The directory below the data directory that has the certificates of a cluster that serves only users."""
 
 _PARTITIONS = "numPartitions"
 _DIRECTORY = re.compile(r"broker-([0-9]+)(?:-([b-z]))?")
@@ -50,7 +54,8 @@ def broker_directory(broker_id: int, replica: int) -> str:
 class EarlierStarts:
     """What earlier starts have left in the data directory. stored: the result of `stored_topics`. topics, settings: the
     topics and settings of the last start. brokers: the largest number of brokers that was ever started, or 0 if none
-    was started. replicas: the largest number of nodes of a broker set, or 0 if there was no broker set.
+    was started. replicas: the largest number of nodes of a broker set, or 0 if there was no broker set. secure: whether
+    an earlier start had --secure.
     """
 
     stored: dict[int, dict[str, int]]
@@ -58,6 +63,7 @@ class EarlierStarts:
     settings: list[TopicSetting]
     brokers: int
     replicas: int
+    secure: bool
 
     @classmethod
     def read(cls, data_dir: Path) -> EarlierStarts:
@@ -80,6 +86,7 @@ class EarlierStarts:
             [TopicSetting(topic, name, value) for (topic, name), value in settings.items()],
             max((number + 1 for number in (*stored, *(number for number, _ in places))), default=0),
             max((replica + 1 for _, replica in sets), default=0),
+            (data_dir / SECURITY_DIRECTORY).exists(),
         )
 
 

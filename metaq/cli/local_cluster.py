@@ -4,6 +4,7 @@ directory.
 <data>/zookeeper/            ZooKeeper's data
 <data>/broker-<id>/          server.ini (written at every start), broker.log, data/
 <data>/broker-<id>-<node>/   the same for each further node of a broker set; broker-<id> is its node `a`
+<data>/security/             certificates and the profile of an admin, if only users may use the cluster
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from metaq.coordination.brokers.cluster_view import ClusterView
 from metaq.coordination.records.set_payloads import SetState
@@ -26,6 +27,9 @@ from .earlier_starts import TOPIC_SECTION, broker_directory, node_name, stored_t
 from .options import TopicSetting, TopicSpec
 from .servers import Child, signal_name, stop_all, wait_until
 from .zookeepers import local_zookeeper
+
+if TYPE_CHECKING:
+    from .secure_cluster import ClusterSecurity
 
 __all__ = [
     "HOST",
@@ -90,6 +94,8 @@ class ClusterPlan:
     """Additional settings for the sections of `topics` in server.ini."""
     apache_jars: Path | None = None
     """Directory with the jars of Apache's ZooKeeper; None means that metaq's standalone server is used."""
+    secure: bool = False
+    """Whether the brokers have TLS and serve only users."""
 
     @property
     def brokers(self) -> int:
@@ -143,14 +149,21 @@ class LocalCluster:
     ends each process when the thread that started it ends.
     """
 
-    def __init__(self, plan: ClusterPlan, on_restart: Callable[[str], None] = lambda text: None) -> None:
-        """on_restart: called with a text for the user in two cases: a node of a broker set has ended and was started
-        again, or a node was made the leader because the data of the in-sync nodes was removed.
+    def __init__(self, plan: ClusterPlan, tell: Callable[[str], None] = lambda text: None) -> None:
+        """tell: called with a text for the user in these cases: a node of a broker set has ended and was started again;
+        a node was made the leader because the data of the in-sync nodes was removed; ClusterSecurity has changed users
+        or the mode at a later start.
         """
         self.plan = plan
         self.brokers: list[Child] = []
         """The broker processes, in the order of plan.nodes()."""
-        self._on_restart = on_restart
+        self._tell = tell
+        self.security: ClusterSecurity | None = None
+        """The certificates and the admin of the cluster, or None if everybody may use it."""
+        if plan.secure:
+            from .secure_cluster import ClusterSecurity  # a cluster without users starts faster without these modules
+
+            self.security = ClusterSecurity(plan.data_dir, tell)
         self._zookeeper = local_zookeeper(plan.data_dir / "zookeeper", plan.zookeeper_port, HOST, plan.apache_jars)
 
     @property
@@ -184,22 +197,28 @@ class LocalCluster:
         self.stop()
 
     def start(self) -> None:
-        """Start all processes. Wait until all brokers publish all topics and all nodes of broker sets are in sync.
+        """Start all processes. Wait until all brokers publish all topics and all nodes of broker sets are in sync. If
+        only users may use the cluster, wait until all brokers enforce grants, too.
 
         If a process ends or does not become ready in time, raises CoordinationUnavailable or BrokerUnavailable; the
         error text contains the last line of a log, or says which logs to read.
         """
         plan = self.plan
-        # Start the brokers while ZooKeeper starts, with two exceptions. A broker set needs its state in ZooKeeper
-        # first. Apache's server opens no session for any client if one was requested before the server served.
-        at_once = plan.replicas == 1 and plan.apache_jars is None
+        # Start the brokers while ZooKeeper starts, with three exceptions. A broker set needs its state in ZooKeeper
+        # first, and brokers that serve only users need the mode. Apache's server opens no session for any client if one
+        # was requested before the server served.
+        at_once = plan.replicas == 1 and plan.apache_jars is None and not plan.secure
         self._zookeeper.launch()
+        if self.security is not None:
+            self.security.make_files([node.directory.name for node in plan.nodes()], HOST)
         if at_once:
             self._start_brokers()
         self._zookeeper.wait_until_serving()
         session = ZkSession(self.connect_string)
         session.start()
         try:
+            if self.security is not None:
+                self.security.enforce(session)
             if plan.replicas > 1:
                 self._found_sets(session)
             if not at_once:
@@ -247,7 +266,7 @@ class LocalCluster:
         if write_state(session, broker_id, replace(state, epoch=epoch, leader="", in_sync=in_sync), view):
             lost = " and ".join(state.in_sync)
             gone = f"the data of node {lost}, which was in sync last, are gone"
-            self._on_restart(f"broker {broker_id}: {gone}: node {chosen} leads with what it has")
+            self._tell(f"broker {broker_id}: {gone}: node {chosen} leads with what it has")
 
     def _start_brokers(self) -> None:
         self.brokers = [self._start_broker(node) for node in self.plan.nodes()]
@@ -259,6 +278,8 @@ class LocalCluster:
         options = ["--listen", HOST]
         options += [] if self.plan.disk_reserve is None else ["--disk-reserve", str(self.plan.disk_reserve)]
         options += ["--node", node.node] if node.node else []
+        if self.security is not None:
+            options += ["--security", str(self.security.security_ini(node.directory.name))]
         return Child(node.name, ["broker", "-f", str(ini), *options], node.directory / "broker.log")
 
     def _wait_for_brokers(self, session: ZkSession) -> None:
@@ -273,11 +294,14 @@ class LocalCluster:
                     for topic in self.plan.topics
                 )
                 and (self.plan.replicas == 1 or all(self._in_sync(session, each) for each in range(self.plan.brokers)))
+                and (self.security is None or self.security.serves_admin(session, len(self.plan.ports)))
             )
 
         if not wait_until(all_serve, time.monotonic() + START_SECONDS):
             logs = ", ".join(str(broker.log) for broker in self.brokers)
             what = "do not publish all topics" + (", or are not in sync," if self.plan.replicas > 1 else "")
+            if self.security is not None and self.security.silence:
+                what = f"do not serve the admin ({self.security.silence})"
             raise BrokerUnavailable(f"the brokers {what} after {START_SECONDS:.0f} s: see {logs}")
 
     def _in_sync(self, session: ZkSession, broker_id: int) -> bool:
@@ -310,7 +334,7 @@ class LocalCluster:
             if code is not None and code <= 0:
                 how = f"was ended by {signal_name(-code)}" if code else "was stopped"
                 self.brokers[number] = self._start_broker(node)
-                self._on_restart(f"{node.name} {how}: it is started again")
+                self._tell(f"{node.name} {how}: it is started again")
 
     def stop(self) -> None:
         """First stop the brokers, which remove their registrations in ZooKeeper, and then stop ZooKeeper. A second call

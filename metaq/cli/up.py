@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from .output import echo
 from .servers import locked_directory, stop_signal
 from .zookeepers import zookeeper_server_option
 
-__all__ = ["commands_to_try", "up"]
+__all__ = ["check_secure", "commands_to_try", "steps_of_users", "up"]
 
 DEFAULT_TOPIC = TopicSpec("test", 1)
 
@@ -86,6 +88,12 @@ DEFAULT_TOPIC = TopicSpec("test", 1)
     type=BYTES,
     help="Brokers refuse puts when the disk has less room than this; 0: never.  [default: 5 % of the disk, at most 1g]",
 )
+@click.option(
+    "--secure",
+    is_flag=True,
+    help="TLS, and only users may use the brokers: the first start makes certificates and the profile of an admin in "
+    "--data-dir. ZooKeeper has no TLS.",
+)
 def up(
     data_dir: Path,
     brokers: int | None,
@@ -98,6 +106,7 @@ def up(
     flush: str,
     session_timeout: float,
     disk_reserve: int | None,
+    secure: bool,
 ) -> None:
     """Run ZooKeeper and brokers until SIGTERM or Ctrl-C. The command prints their addresses when all are ready to serve
     clients.
@@ -107,10 +116,14 @@ def up(
     started, or if there would be fewer replicas than in the earlier start. Additional replicas get copies of the
     messages. If a signal ends a node of a broker set, the node is started again.
 
+    With --secure the command also prints how an admin makes the first user. A later start on the same --data-dir needs
+    --secure again.
+
     \b
-    Example: two brokers with four partitions of `trades` each; two broker sets of two nodes
+    Example: two brokers with four partitions of `trades` each; two broker sets of two nodes; a cluster with users
       metaq up --brokers 2 --topic trades:4
       metaq up --brokers 2 --replicas 2
+      metaq up --secure --topic orders
     """
     names = [topic.name for topic in topics]
     if len(set(names)) < len(names):
@@ -119,6 +132,7 @@ def up(
         )
     with stop_signal() as stop, locked_directory("--data-dir", data_dir) as directory:
         earlier = EarlierStarts.read(directory)
+        check_secure(secure, earlier, directory)
         stored = [TopicSpec(*each) for held in earlier.stored.values() for each in held.items()]
         served = all_topics(topics, earlier.topics, stored) or [DEFAULT_TOPIC]
         settings = tuple(all_settings(earlier.settings, settings))
@@ -137,12 +151,16 @@ def up(
             replicas=replicas,
             settings=settings,
             apache_jars=apache_jars,
+            secure=secure,
         )
         with LocalCluster(plan, lambda text: echo(f"metaq up: {text}", err=True)) as cluster:
             listed = ", ".join(f"{broker_id} at {address}" for broker_id, address in enumerate(cluster.addresses))
             names = [topic.name for topic in served]
             echo(f"zookeeper serves at {cluster.connect_string}; brokers {listed}; topics {', '.join(names)}")
-            echo(commands_to_try(cluster.connect_string, names[0]))
+            if cluster.security is None:
+                echo(commands_to_try(cluster.connect_string, names[0]))
+            else:
+                echo(steps_of_users(cluster.connect_string, names[0], cluster.security.profile))
             cluster.watch(stop.wait)
 
 
@@ -153,6 +171,45 @@ def commands_to_try(connect_string: str, topic: str) -> str:
   echo hello | metaq produce --topic {topic}
   metaq consume --topic {topic}
   metaq topics list"""
+
+
+def steps_of_users(connect_string: str, topic: str, profile: Path) -> str:
+    """Return a text for the user that leads to a first user of the new cluster, and to a program of this user. profile:
+    the admin's profile.
+    """
+    from metaq.protocol.access import AccessGrant, AccessOperation  # a cluster without users starts faster without it
+
+    group = "billing"
+    grants = AccessGrant(AccessOperation.SEND, topic), AccessGrant(AccessOperation.CONSUME, topic, group)
+    options = " ".join(f"--can {shlex.quote(str(grant))}" for grant in grants)
+    literal = json.dumps(topic, ensure_ascii=False)
+    return f"""only users may use the brokers, over TLS; ZooKeeper has no TLS: any program on this machine can change it
+try, in another terminal:
+  export METAQ_ZK={connect_string} METAQ_PROFILE={shlex.quote(str(profile))}
+  metaq users add app {options} --profile app.ini
+and in Python, with METAQ_PROFILE=app.ini:
+from metaq import Consumer, Producer
+with Producer("{connect_string}") as producer:
+    producer.send({literal}, b"hello")
+with Consumer("{connect_string}", group="{group}", topics=[{literal}], start="earliest") as consumer:
+    print(next(iter(consumer)).payload)"""
+
+
+def check_secure(secure: bool, earlier: EarlierStarts, directory: Path) -> None:
+    """Raise ConfigError if earlier starts on the data directory had --secure and this one has not, or the other way
+    round.
+    """
+    if earlier.secure and not secure:
+        remedy = (
+            "it was made with --secure, and only users may use its brokers: add --secure, or choose another directory"
+        )
+        raise ConfigError("--data-dir", directory, remedy)
+    if secure and not earlier.secure and earlier.brokers:
+        remedy = (
+            "it was made without --secure, and everybody may use its brokers: leave --secure out, or choose another "
+            "directory"
+        )
+        raise ConfigError("--data-dir", directory, remedy)
 
 
 def _check_served(settings: Iterable[TopicSetting], served: Iterable[TopicSpec]) -> None:

@@ -12,18 +12,21 @@ from pathlib import Path
 
 import click
 
+from metaq.client.settings.tls_config import profile_tls
 from metaq.coordination.runtime.certificates import check_secret
-from metaq.protocol.access import AccessGrant, check_user
+from metaq.protocol.access import AccessGrant, AccessOperation, check_user
 from metaq.protocol.errors import ConfigError
 
 from .options import Parsed
 
 __all__ = [
+    "ADMIN_GRANT",
     "DURATION",
     "GRANT",
     "USER",
     "check_new_file",
     "expiry_of",
+    "known_ca",
     "profile_text",
     "prompted_password",
     "read_password",
@@ -33,6 +36,10 @@ __all__ = [
 _UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _DURATION = re.compile(r"([1-9][0-9]{0,5})([mhdw])")
 _STDIN = "-"
+_CA = "ca.pem"
+"""The path of the CA in a profile, beside the profile, if no other path is known."""
+
+ADMIN_GRANT = AccessGrant(AccessOperation.ADMIN)
 
 _PROFILE = """\
 ; export METAQ_PROFILE=this file; docs/security.md describes the keys
@@ -40,9 +47,9 @@ _PROFILE = """\
 name = {name}
 {password}
 
-; A password is sent only over TLS. ca.pem has the CA that signed the brokers' certificates (`metaq security init`).
+; A password is sent only over TLS. ca: the CA that signed the brokers' certificates (`metaq security init`).
 [tls]
-ca = ca.pem
+ca = {ca}
 ; brokers that require certificates of clients need these two, too (`metaq security client`):
 ; certificate = client.pem
 ; key = client.key
@@ -91,10 +98,22 @@ def prompted_password(name: str) -> str:
     return answer
 
 
-def profile_text(name: str, password: str | None = None, password_file: str = "") -> str:
-    """Return the text of a profile of the user `name`, with the password, or with the path of the file that has it."""
+def profile_text(name: str, password: str | None = None, password_file: str = "", ca: str = _CA) -> str:
+    """Return the text of a profile of the user `name`, with the password, or with the path of the file that has it. ca:
+    the path of the file with the CA of the brokers' certificates, which is absolute or relative to the profile.
+    """
     line = f"passwordFile = {os.path.abspath(password_file)}" if password is None else f"password = {password}"
-    return _PROFILE.format(name=name, password=line)
+    return _PROFILE.format(name=name, password=line, ca=ca)
+
+
+def known_ca(chosen: Path | None) -> str:
+    """Return the path of the CA for the profile of another user: the absolute path of the file that the user has
+    chosen, or of the one in the profile of the user who runs this command; otherwise a path beside the new profile.
+    """
+    if chosen is not None:
+        return os.path.abspath(chosen)
+    tls = profile_tls()
+    return tls.ca if tls is not None and tls.ca else _CA
 
 
 def check_new_file(path: Path) -> None:

@@ -12,7 +12,7 @@ import click
 from metaq.coordination.security.passwords import random_password
 from metaq.coordination.security.security_admin import SecurityAdmin
 from metaq.coordination.session.zk_session import ZkSession
-from metaq.protocol.access import AccessGrant, AccessMode, AccessOperation, User
+from metaq.protocol.access import AccessGrant, AccessMode, User
 from metaq.protocol.errors import ClientError, ConfigError, InvalidName
 
 from .access_reports import ask_all, mode_of_brokers
@@ -20,11 +20,13 @@ from .cluster_access import open_session
 from .options import confirm, dry_run_option, json_option, yes_option, zk_option
 from .output import echo, moment, print_json, say, show
 from .user_input import (
+    ADMIN_GRANT,
     DURATION,
     GRANT,
     USER,
     check_new_file,
     expiry_of,
+    known_ca,
     profile_text,
     prompted_password,
     read_password,
@@ -34,8 +36,6 @@ from .user_input import (
 __all__ = ["force_option", "users"]
 
 force_option = click.option("--force", is_flag=True, help="Do it even if it is refused otherwise.")
-
-_ADMIN = AccessGrant(AccessOperation.ADMIN)
 
 
 @click.group()
@@ -66,6 +66,13 @@ def _password_options(command: Callable[..., Any]) -> Callable[..., Any]:
             type=click.Path(dir_okay=False, path_type=Path),
             help="Write the user's profile to this new file, which only you may read, instead of printing it.",
         ),
+        click.option(
+            "--ca",
+            metavar="FILE",
+            type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path),
+            help="The CA of the brokers' certificates, for the user's profile; default: that of your own profile, else "
+            "ca.pem beside the user's.",
+        ),
     )
     for option in reversed(options):
         command = option(command)
@@ -94,6 +101,7 @@ def add_user(
     password_file: str,
     prompt: bool,
     profile: Path | None,
+    ca: Path | None,
     force: bool,
     name: str,
 ) -> None:
@@ -113,9 +121,9 @@ def add_user(
       metaq users add app --can send:orders --can consume:orders@billing
       metaq users add guest --can 'see:*' --expires 30d
     """
-    _check_sources(password_file, prompt, no_password, profile)
+    _check_sources(password_file, prompt, no_password, profile, ca)
     password, secret = (None, None) if no_password else _password(name, password_file, prompt)
-    all_grants = list(dict.fromkeys((*([_ADMIN] if admin else []), *grants)))
+    all_grants = list(dict.fromkeys((*([ADMIN_GRANT] if admin else []), *grants)))
     expires_ms = expiry_of(expires)
     with open_session(zk) as session:
         first_mode = _first_mode(session, force)
@@ -124,7 +132,7 @@ def add_user(
             changed = SecurityAdmin(session, dry_run=dry_run)
             changed.add_user(name, password, all_grants, expires_ms, first_mode=first_mode)
 
-        text = _with_profile(profile, dry_run, name, secret, password_file, create)
+        text = _with_profile(profile, dry_run, name, secret, password_file, ca, create)
     value = {"user": name, "grants": list(map(str, all_grants)), "expires_ms": expires_ms, "dry_run": dry_run}
     _say(as_json, {**value, "password": secret, "profile": text}, "create", "created", name, profile, dry_run, text)
     if first_mode is not AccessMode.OPEN:
@@ -178,7 +186,14 @@ def _row(user: User, now_ms: float) -> dict[str, Any]:
 @_password_options
 @click.argument("name", type=USER)
 def change_password(
-    zk: str, as_json: bool, dry_run: bool, password_file: str, prompt: bool, profile: Path | None, name: str
+    zk: str,
+    as_json: bool,
+    dry_run: bool,
+    password_file: str,
+    prompt: bool,
+    profile: Path | None,
+    ca: Path | None,
+    name: str,
 ) -> None:
     """Give the user NAME a new password. Without --password-file and --prompt it is random, and the command prints the
     user's new profile. The former password is no longer accepted; connections that are open stay open.
@@ -188,7 +203,7 @@ def change_password(
       metaq users password app --profile app-new.ini
       metaq users password app --prompt
     """
-    _check_sources(password_file, prompt, False, profile)
+    _check_sources(password_file, prompt, False, profile, ca)
     password, secret = _password(name, password_file, prompt)
     with open_session(zk) as session:
         text = _with_profile(
@@ -197,6 +212,7 @@ def change_password(
             name,
             secret,
             password_file,
+            ca,
             lambda: SecurityAdmin(session, dry_run=dry_run).set_password(name, password),
         )
     value = {"user": name, "dry_run": dry_run, "password": secret, "profile": text}
@@ -257,7 +273,7 @@ def delete_user(zk: str, dry_run: bool, yes: bool, force: bool, name: str) -> No
 # --- helpers ----------------------------------------------------------------------------------------------------------
 
 
-def _check_sources(password_file: str, prompt: bool, no_password: bool, profile: Path | None) -> None:
+def _check_sources(password_file: str, prompt: bool, no_password: bool, profile: Path | None, ca: Path | None) -> None:
     chosen = [
         name
         for name, given in (("--password-file", password_file), ("--prompt", prompt), ("--no-password", no_password))
@@ -268,6 +284,8 @@ def _check_sources(password_file: str, prompt: bool, no_password: bool, profile:
     if profile is not None and (no_password or prompt or password_file == "-"):
         source = "--password-file -" if password_file else chosen[0]
         raise click.UsageError(f"--profile and {source} do not go together: leave one of them out")
+    if ca is not None and chosen and profile is None:
+        raise click.UsageError(f"--ca is for a profile, and {chosen[0]} makes none: leave one of them out")
 
 
 def _password(name: str, password_file: str, prompt: bool) -> tuple[str, str | None]:
@@ -288,13 +306,21 @@ def _first_mode(session: ZkSession, force: bool) -> AccessMode:
 
 
 def _with_profile(
-    path: Path | None, dry_run: bool, name: str, secret: str | None, password_file: str, change: Callable[[], None]
+    path: Path | None,
+    dry_run: bool,
+    name: str,
+    secret: str | None,
+    password_file: str,
+    ca: Path | None,
+    change: Callable[[], None],
 ) -> str | None:
     """Call `change`, and write the profile to `path` before that, so that a password that is in force is never lost.
     Return the text of the profile if it has to be printed. If ZooKeeper does not say whether it has made the change,
     the file stays.
     """
-    text = profile_text(name, secret, password_file) if secret is not None or path is not None else None
+    text = None
+    if secret is not None or path is not None:
+        text = profile_text(name, secret, password_file, known_ca(ca))
     if path is None or dry_run:
         if path is not None:
             check_new_file(path)

@@ -33,6 +33,7 @@ def test_these_are_all_snippets():
         ("In sixty seconds", "sh"),
         ("In sixty seconds", "sh"),
         ("In sixty seconds", "python"),
+        ("In sixty seconds", "sh"),
         ("Try it", "sh"),
         ("Install", "sh"),
         ("A cluster on your machine", "sh"),
@@ -71,7 +72,7 @@ def installed_bytes(home: Path) -> int:
 
 def test_sixty_seconds_need_nothing_but_python(tmp_path):
     environment = Environment(tmp_path / "venv")
-    install, up, export, *commands = lines("In sixty seconds")
+    install, up, export, *commands, extra, up_secure = lines("In sixty seconds")
     assert install == lines("Install")[0] == "pip install ."
     assert export == f"export METAQ_ZK={HERE}"
     sources = copy_of_the_sources(tmp_path / "sources")  # and a reader stays in this directory
@@ -88,6 +89,14 @@ def test_sixty_seconds_need_nothing_but_python(tmp_path):
         script.write_text(program("In sixty seconds").replace(HERE, zookeeper))
         with environment.serve(f"python {script}", tmp_path / "example.log", "from Python", cwd=sources) as example:
             assert sorted(example.log.read_text().split("\n")) == ["", "b'from Python'", "b'hello'"]
+    environment.succeed(f"{extra} --quiet", cwd=sources)
+    with environment.serve(f"{up_secure} {FREE_PORTS}", tmp_path / "secure.log", "payload)", cwd=sources) as server:
+        (admin,) = re.findall(r"METAQ_PROFILE=(\S+)", server.log.read_text().splitlines()[3])
+        assert admin == str(sources / "secure-data" / "security" / "admin.ini")
+        (zookeeper,) = re.findall(r"zookeeper serves at (\S+);", server.log.read_text())
+        ran = environment.run("metaq stats", cwd=sources, METAQ_ZK=zookeeper)
+        assert (ran.code, "log in as a user" in ran.output) == (1, True), ran.output
+        environment.succeed("metaq stats", cwd=sources, METAQ_ZK=zookeeper, METAQ_PROFILE=admin)
 
 
 def test_a_cluster_and_its_users_in_python_and_spark(environment, tmp_path):

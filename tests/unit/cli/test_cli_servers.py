@@ -1,5 +1,8 @@
 """Directories of servers, and the server.ini that `metaq up` writes."""
 
+import ast
+import shlex
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -11,6 +14,8 @@ from metaq.cli.earlier_starts import EarlierStarts, all_settings, all_topics
 from metaq.cli.local_cluster import ClusterPlan, LocalCluster, server_ini
 from metaq.cli.options import TopicSetting, TopicSpec
 from metaq.cli.servers import locked_directory
+from metaq.cli.up import check_secure, steps_of_users
+from metaq.protocol.access import AccessGrant
 from metaq.protocol.errors import ConfigError, DirectoryInUse
 
 
@@ -38,6 +43,35 @@ def test_server_ini_has_the_broker_its_topics_and_durable_flush():
     assert {"brokerId=1", "serverPort=7002", "dataPath=/data/broker-1/data", "unflushThreshold=0"} <= set(lines)
     assert lines[lines.index("[topic=trades]") + 1] == "numPartitions=4"
     assert "zk.zkConnect=127.0.0.1:2181" in lines
+
+
+@pytest.mark.parametrize(
+    ("made", "secure", "said"),
+    [
+        ("broker-0/server.ini", True, "it was made without --secure, .*leave --secure out"),
+        ("security/ca.pem", False, "it was made with --secure, .*add --secure"),
+        ("security/ca.pem", True, None),
+        ("broker-0/server.ini", False, None),
+        ("other/file", True, None),
+    ],
+)
+def test_a_directory_is_for_users_or_for_everybody_from_its_first_start_on(tmp_path, made, secure, said):
+    (tmp_path / made).parent.mkdir()
+    (tmp_path / made).write_text("")
+    expected = nullcontext() if said is None else pytest.raises(ConfigError, match=f"--data-dir={tmp_path}: {said}")
+    with expected:
+        check_secure(secure, EarlierStarts.read(tmp_path), tmp_path)
+
+
+def test_what_up_prints_quotes_what_a_shell_a_grant_and_python_need():
+    text = steps_of_users("127.0.0.1:2181", 'it\'s@"home"', Path("/a b/admin.ini"))
+    _, _, export, add, _, *program = text.splitlines()
+    assert shlex.split(export)[-1] == "METAQ_PROFILE=/a b/admin.ini"
+    words = shlex.split(add)
+    send, consume = (AccessGrant.parse(words[at + 1]) for at, word in enumerate(words) if word == "--can")
+    assert (send.topic, consume.topic, consume.group) == (*['it\'s@"home"'] * 2, "billing")
+    constants = [node.value for node in ast.walk(ast.parse("\n".join(program))) if isinstance(node, ast.Constant)]
+    assert constants.count('it\'s@"home"') == 2
 
 
 def test_server_ini_of_the_fast_mode_flushes_in_the_background():
@@ -80,8 +114,8 @@ def test_a_start_remembers_topics_without_messages_settings_and_brokers(tmp_path
     for number in (0, 1):
         write_ini(tmp_path, replace(PLAN, settings=kept), number)
     (tmp_path / "zookeeper").mkdir()
-    assert EarlierStarts.read(tmp_path) == EarlierStarts({}, list(PLAN.topics), kept, 2, 0)
-    assert EarlierStarts.read(tmp_path / "none") == EarlierStarts({}, [], [], 0, 0)
+    assert EarlierStarts.read(tmp_path) == EarlierStarts({}, list(PLAN.topics), kept, 2, 0, False)
+    assert EarlierStarts.read(tmp_path / "none") == EarlierStarts({}, [], [], 0, 0, False)
 
 
 def test_a_server_ini_that_cannot_be_read_is_no_reason_to_forget_topics(tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from metaq.cli import app
-from metaq.cli.user_input import DURATION, profile_text, read_password, write_profile
+from metaq.cli.user_input import DURATION, known_ca, profile_text, read_password, write_profile
 from metaq.protocol.errors import ConfigError
 
 
@@ -77,6 +77,12 @@ def test_a_duration_has_a_unit(text, seconds):
         (["users", "add", "app", "--prompt", "--no-password"], "--prompt and --no-password do not go together"),
         (["users", "add", "app", "--profile", "x", "--no-password"], "--profile and --no-password do not go together"),
         (["users", "add", "app", "--profile", "x", "--prompt"], "--profile and --prompt do not go together"),
+        (
+            ["users", "add", "app", "--ca", __file__, "--no-password"],
+            "--ca is for a profile, and --no-password makes none",
+        ),
+        (["users", "add", "app", "--ca", "/none/ca.pem"], "File '/none/ca.pem' does not exist"),
+        (["users", "password", "app", "--ca", __file__, "--prompt"], "--ca is for a profile, and --prompt makes none"),
         (["users", "expire", "app", "soon"], "'soon' is not a duration"),
         (["acl", "grant", "app"], "Missing argument 'GRANT...'"),
         (["acl", "grant", "app", "deny", "send:x"], "grant 'deny'"),
@@ -90,3 +96,18 @@ def test_a_wrong_command_line_is_noticed_before_anything_is_asked(capsys, argume
     said = capsys.readouterr().err
     assert named in said
     assert said.count("\n") == 1
+
+
+def test_a_profile_names_the_ca_that_is_chosen_or_that_of_ones_own_profile(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("METAQ_PROFILE", "")
+    assert known_ca(None) == "ca.pem"
+    (tmp_path / "security").mkdir()
+    (tmp_path / "security" / "admin.ini").write_text("[tls]\nca = ca.pem\n")
+    monkeypatch.setenv("METAQ_PROFILE", "security/admin.ini")
+    mine = str(tmp_path / "security" / "ca.pem")
+    assert known_ca(None) == mine
+    assert parsed(profile_text("app", "a password", ca=known_ca(None)))["tls"]["ca"] == mine
+    assert known_ca(Path("other.pem")) == str(tmp_path / "other.pem")
+    (tmp_path / "security" / "admin.ini").write_text("[user]\nname = admin\n[tls]\n")
+    assert known_ca(None) == "ca.pem"
