@@ -21,6 +21,7 @@ __all__ = [
     "FOLLOWER",
     "MAX_WAIT_MS",
     "NOT_DAMAGED",
+    "READER_GROUP",
     "TAG_EXPRESSION",
     "TAG_SEPARATOR",
     "PullReply",
@@ -61,6 +62,11 @@ def _read_tags(text: str) -> tuple[str, ...]:
         raise RemoteProtocolError(f"extFields.tags names more than {MAX_PULLED_TAGS} tags")
     return tuple(text.split(TAG_SEPARATOR)) if text else ()
 
+
+READER_GROUP = "Just_for_Browser"
+"""A reader without a group puts this group name into its requests, because they must name a group. TopicBrowser of 1.x
+does the same. Neither brokers nor ZooKeeper store anything under this name.
+"""
 
 TagsField = Annotated[tuple[str, ...], Field("tags", _read_tags, TAG_SEPARATOR.join, left_out=True)]
 

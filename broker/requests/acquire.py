@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 from twisted.internet.defer import Deferred, DeferredList, ensureDeferred, maybeDeferred
 from twisted.python.failure import Failure
 
-from metaq.protocol.access import AccessOperation, Need
+from metaq.protocol.access import Need
 from metaq.protocol.errors import AccountSpent
 from metaq.protocol.frames import Frame
 from metaq.protocol.limits import MAX_FRAME_BYTES
@@ -31,6 +31,7 @@ from ..reading.reading import Reading
 from ..runtime.account import WAITING_BYTES, address_of
 from ..shared.rows import SharedKey
 from ..shared.shared_groups import Leases, SharedGroups
+from .needs import need_to_consume
 
 if TYPE_CHECKING:
     from .gate import Caller
@@ -70,7 +71,7 @@ class Acquire(Parkable):
 
     @property
     def need(self) -> Need:
-        return Need(AccessOperation.CONSUME, self._request.topic, self._request.group)
+        return need_to_consume(self._request.topic, self._request.group)
 
     @property
     def expired(self) -> bool:

@@ -14,6 +14,7 @@ from metaq.protocol.access import AccessOperation, Need
 from metaq.protocol.errors import AccessRefused
 from metaq.protocol.frames import Frame
 from metaq.protocol.limits import MAX_CHECKED_TOPICS, MAX_NAME_BYTES
+from metaq.protocol.pulls import READER_GROUP
 from metaq.protocol.put_run import PutRun
 from metaq.protocol.sends import announced_topics
 from metaq.protocol.text import Stats, TransactionCommand
@@ -33,6 +34,7 @@ __all__ = [
     "Needs",
     "consumes",
     "lists_halves",
+    "need_to_consume",
     "of_checks",
     "of_many",
     "of_page",
@@ -93,7 +95,12 @@ def sends(request: Any) -> Iterable[Need]:
 
 
 def consumes(request: Any) -> Iterable[Need]:
-    return (Need(AccessOperation.CONSUME, _field(request, "topic"), _field(request, "group")),)
+    return (need_to_consume(_field(request, "topic"), _field(request, "group")),)
+
+
+def need_to_consume(topic: str, group: str) -> Need:
+    """Return what is needed to read a topic in a group. group: "" or READER_GROUP means without a group."""
+    return Need(AccessOperation.CONSUME, topic, "" if group == READER_GROUP else group)
 
 
 def shows(request: Any) -> Iterable[Need]:

@@ -14,7 +14,7 @@ import numpy as np
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
-from metaq.protocol.access import AccessOperation, Need
+from metaq.protocol.access import Need
 from metaq.protocol.errors import OffsetOutOfRange
 from metaq.protocol.frames import Frame
 from metaq.protocol.limits import MAX_FRAME_BYTES
@@ -36,6 +36,7 @@ from ..store.files import NotCached
 from ..store.index import UnitArray
 from ..store.partition_log import PartitionLog
 from ..store.segments import Snapshot
+from .needs import need_to_consume
 
 __all__ = ["Pull"]
 
@@ -100,7 +101,7 @@ class Pull(Parkable):
 
     @property
     def need(self) -> Need:
-        return Need(AccessOperation.CONSUME, self._request.topic, self._request.group)
+        return need_to_consume(self._request.topic, self._request.group)
 
     @property
     def expired(self) -> bool:

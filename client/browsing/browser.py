@@ -10,11 +10,12 @@ from typing import Self, Unpack
 from metaq.coordination.runtime.interrupts import Aside, begin_elsewhere
 from metaq.protocol.errors import ClientError, CorruptRecord, OffsetOutOfRange
 from metaq.protocol.limits import INT32_MAX
+from metaq.protocol.pulls import READER_GROUP
 
 from ..fetching.core import Accept, ConsumerCore
 from ..fetching.fetcher import Fetcher
 from ..fetching.polling import Poller
-from ..questions.asking import READER_GROUP, following
+from ..questions.asking import following
 from ..questions.cluster import Cluster
 from ..questions.partition_bounds import max_offset, min_offset
 from ..questions.places import locate

@@ -24,9 +24,9 @@ from isal.isal_zlib import crc32
 from metaq.coordination.runtime.interrupts import Aside, BackgroundThread
 from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.errors import ClientError, ConfigError, MetaqError, NoPartition, RequestTimedOut
+from metaq.protocol.pulls import READER_GROUP
 from metaq.protocol.record import CORRELATION, REPLY_TO, Buffer, payload_bytes
 
-from ..questions.asking import READER_GROUP
 from ..records.message import Message, ValueMessage
 from ..records.results import TopicPartition
 from ..runtime.timers import END_SECONDS, Timers

@@ -24,7 +24,6 @@ from ..transport.connection import Build, Endpoint, Reply
 
 __all__ = [
     "LEADER_SECONDS",
-    "READER_GROUP",
     "Asked",
     "Follow",
     "accepted",
@@ -45,11 +44,6 @@ seconds to wait before the request is sent again, or None if it must not be sent
 LEADER_SECONDS = 10.0
 """If a broker set has no leader, a request to the set waits at most this number of seconds for a leader, and then ends
 with the error NotLeader.
-"""
-
-READER_GROUP = "Just_for_Browser"
-"""A reader without a group puts this group name into its requests, because they must name a group. TopicBrowser of 1.x
-does the same. Neither brokers nor ZooKeeper store anything under this name.
 """
 
 

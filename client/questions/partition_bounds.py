@@ -10,6 +10,7 @@ from typing import NamedTuple
 from metaq.protocol.errors import PartitionNotFound, TopicNotAccepted
 from metaq.protocol.limits import INT64_MAX
 from metaq.protocol.message_id import UNKNOWN_ID
+from metaq.protocol.pulls import READER_GROUP
 from metaq.protocol.refusals import text_error
 from metaq.protocol.remoting import (
     MessageCountsReply,
@@ -24,7 +25,7 @@ from metaq.protocol.statuses import RequestCode, Status
 from metaq.protocol.text import encode_offset, encode_stats
 
 from ..records.results import Lag, TopicPartition
-from .asking import READER_GROUP, Asked, as_result, ask, need_frames
+from .asking import Asked, as_result, ask, need_frames
 
 __all__ = [
     "Bounds",

@@ -15,7 +15,7 @@ from metaq.protocol.errors import CorruptRecord, NoMessageBegins, OffsetOutOfRan
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.limits import MAX_FRAME_BYTES
 from metaq.protocol.message_id import UNKNOWN_ID
-from metaq.protocol.pulls import NOT_DAMAGED, PullReply, PullRequest
+from metaq.protocol.pulls import NOT_DAMAGED, READER_GROUP, PullReply, PullRequest
 from metaq.protocol.record import HEADER, HEADER_BYTES
 from metaq.protocol.refusals import text_error
 from metaq.protocol.resync import RecordSearch
@@ -27,7 +27,7 @@ from ..records.decoding import Records, decode_walking, in_bytes
 from ..records.message import Message
 from ..records.results import TopicPartition
 from ..transport.connection import Build, Connection, Reply
-from .asking import READER_GROUP, Asked, accepted, as_result, ask
+from .asking import Asked, accepted, as_result, ask
 from .partition_bounds import Bounds, bounds_behind, max_offset
 
 __all__ = [

@@ -118,6 +118,9 @@ def test_each_may_do_what_his_grants_say_and_nothing_else(cluster):
         stranger.poll(timeout=DEADLINE)
     told = cluster.ran("web", "consume", "--topic", "orders", "--from", "earliest", "--count", "1")
     assert (told.code, "metaq acl grant web consume:orders" in told.err) == (1, True), told
+    for name in ("root", "billing"):
+        told = cluster.ran(name, "consume", "--topic", "orders", "--from", "earliest", "--count", "1")
+        assert (told.code, told.out) == (0, "hello\n"), told.err
     told = cluster.ran("root", "consume", "--topic", "orders", "--from", "earliest", "--count", "1")
     assert (told.code, told.out) == (0, "hello\n"), told.err
     told = cluster.operator.ran("stats")

@@ -7,6 +7,7 @@ import pytest
 from metaq.broker.requests.gate import PageRequest
 from metaq.protocol.access import ANYBODY, Access, AccessGrant, AccessMode, Permissions, Principal, User
 from metaq.protocol.frames import encode_frame
+from metaq.protocol.pulls import READER_GROUP
 from metaq.protocol.put_run import LEAST_PUTS, PutRun
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import (
@@ -85,6 +86,7 @@ VARIANTS = [
     (RequestCode.SEND, Entry({"topic": "%RETRY%g", "partition": "0"}, ("consume:x@g",))),
     (RequestCode.PULL, Entry({"topic": "%DEAD%g", "partition": "0"}, ("consume:x@g",))),
     (RequestCode.PULL, Entry(T0, ("consume:t",))),
+    (RequestCode.PULL, Entry(T0 | {"group": READER_GROUP}, ("consume:t",))),
     (RequestCode.STATS, Entry({"item": "t"}, ("see:t",))),
     (RequestCode.STATS, Entry({"item": "config"}, ADMIN, brokers=False)),
     (RequestCode.STATS, Entry({"item": "access"}, ADMIN, brokers=False)),
@@ -121,6 +123,7 @@ TEXTS = {
     PageRequest: text(b"", (ANYONE,)),  # by HTTP: test_http.py
 }
 MORE_TEXTS = [
+    (Get, text(b"get t Just_for_Browser 0 0 100 7\r\n", ("consume:t",))),
     (Put, text(b"put t 0 5 0 -1 TX:s:1 7\r\nhello", ("send:t",))),
     (Stats, text(b"stats config 7\r\n", ADMIN, brokers=False)),
     (TransactionCommand, text(b"transaction XID:1:0a:0b:q s COMMIT_ONE_PHASE 7\r\n", ("transact",))),
