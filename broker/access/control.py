@@ -122,15 +122,18 @@ class AccessControl:
         """Whether grants decide who is an operator. If not, the address decides (`--admin-from`)."""
         return self.mode is AccessMode.ENFORCE
 
+    def check_started(self) -> None:
+        """Raise BrokerStarting if the broker has not read any permissions yet: nobody's password is wrong then."""
+        if self.permissions is None:
+            raise BrokerStarting(self._broker_id)
+
     def see(self, read: Permissions | None) -> None:
         """Process what was read in ZooKeeper. read: None if ZooKeeper has no znode with permissions."""
         known = self.permissions
         if read is None and known is not None and known.mode is not AccessMode.OPEN:
             if self._gone_since is None:
                 self._gone_since = self._now_ms()
-                self.permissions = Permissions(
-                    known.mode, known.users
-                )  # so that nothing that was granted is remembered
+                self.permissions = Permissions(*known)  # a new object, so that each `Granted` is void
                 self._save()
                 _log.error(
                     "ZooKeeper has no users and grants any more; those that were read last are valid for %d hours: "

@@ -83,18 +83,20 @@ class Logins:
 
     def step(self, request: AuthenticateRequest, peer: LoginPeer) -> AuthenticateReply:
         """Do one step of a login, and return the answer. After the second step the connection belongs to the user.
-        Raises AccessRefused; the login then begins anew.
+        Raises AccessRefused, and BrokerStarting if the broker knows no users yet; the login then begins anew.
         """
         from scramp import ScramException
 
         under_way = self._under_way.pop(peer, None)
         _check_encrypted(peer.is_encrypted)
+        self._control.check_started()
         try:
             if under_way is None:
                 return AuthenticateReply(self._begin(request, peer))
             under_way.server.set_client_final(request.message)
             user = self._user(under_way.name)
-            if user is None or user is not under_way.user or request.mechanism != under_way.mechanism:
+            begun = under_way.user
+            if user is None or begun is None or user.stamp != begun.stamp or request.mechanism != under_way.mechanism:
                 raise ScramException("no user, or one whose password has just changed")
             message = under_way.server.get_server_final()
         except (ScramException, ValueError) as error:  # ValueError: what is no base64, and the like
@@ -143,11 +145,13 @@ class Logins:
 
     def by_basic(self, header: str | None, host: str, certified: Principal, is_encrypted: bool) -> Principal:
         """Return who has sent an HTTP request. header: the value of its header Authorization; None if it has none.
-        certified: who the sender is by its certificate. Raises AccessRefused for a wrong password.
+        certified: who the sender is by its certificate. Raises AccessRefused for a wrong password, and BrokerStarting if
+        the broker knows no users yet.
         """
         if header is None:
             return certified
         _check_encrypted(is_encrypted)
+        self._control.check_started()
         scheme, _, encoded = header.partition(" ")
         try:
             name, colon, password = base64.b64decode(encoded, validate=True).decode().partition(":")

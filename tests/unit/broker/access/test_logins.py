@@ -11,7 +11,7 @@ from metaq.broker.access.logins import FAILURE_SECONDS, MAX_FAILURES, Logins
 from metaq.broker.runtime.few_lines import FewLines
 from metaq.coordination.security.passwords import make_verifiers
 from metaq.protocol.access import ANYBODY, Access, AccessGrant, AccessMode, Permissions, Principal, User
-from metaq.protocol.errors import AccessRefused
+from metaq.protocol.errors import AccessRefused, BrokerStarting
 from metaq.protocol.login import MECHANISMS, AuthenticateRequest
 
 PASSWORD = "correct horse battery"
@@ -293,3 +293,21 @@ def test_a_login_that_began_before_the_password_changed_fails(scene):
     with pytest.raises(AccessRefused):
         scene.logins.step(AuthenticateRequest(client.get_client_final()), peer)
     assert peer.principal is ANYBODY
+
+
+def test_before_the_users_are_read_no_password_is_wrong(harness, tmp_path):
+    other = Scene(harness, tmp_path)
+    other.control.permissions = None
+    for way in (other.login, other.basic):
+        with pytest.raises(BrokerStarting):
+            way("app")
+
+
+def test_a_login_goes_on_when_the_users_are_read_anew_meanwhile(scene):
+    peer = Peer()
+    client = ScramClient(["SCRAM-SHA-512"], "app", PASSWORD)
+    client.set_server_first(scene.logins.step(AuthenticateRequest(client.get_client_first()), peer).message)
+    again = User("app", Access([AccessGrant.parse("send:u")]), None, VERIFIERS)
+    scene.control.see(Permissions(AccessMode.ENFORCE, {"app": again}))
+    client.set_server_final(scene.logins.step(AuthenticateRequest(client.get_client_final()), peer).message)
+    assert peer.principal == APP
