@@ -145,8 +145,8 @@ class Logins:
 
     def by_basic(self, header: str | None, host: str, certified: Principal, is_encrypted: bool) -> Principal:
         """Return who has sent an HTTP request. header: the value of its header Authorization; None if it has none.
-        certified: who the sender is by its certificate. Raises AccessRefused for a wrong password, and BrokerStarting if
-        the broker knows no users yet.
+        certified: who the sender is by its certificate. Raises AccessRefused for a wrong password. Raises
+        BrokerStarting if the broker knows no users yet.
         """
         if header is None:
             return certified
