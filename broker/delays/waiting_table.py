@@ -5,10 +5,11 @@ The number is the byte offset of the message's record in its internal log.
 
 (In the tables of halves/senders.py it is the number of the message's sender instead.) The highest bits of an id are the
 time at which the message is due (protocol/delays.py), so ids in ascending order are in the order of these times. The
-newest ids are in one leaf, `_recent`. When `_recent` is full, its ids are moved to the other leaves. Each of these
-other leaves has its own range of ids. A leaf consists of an array of sorted ids, an array of their numbers, and the ids
-and numbers that were added after the last sorting. So an insertion or a removal of a message copies the arrays of at
-most one leaf, and takes O(log n) time. The methods accept batches of ids as numpy arrays.
+table consists of leaves. The ids that were added last are in the leaf `_recent`. When `_recent` is full, its ids are
+moved to the other leaves. Each of these other leaves has its own range of ids. A leaf consists of an array of sorted
+ids, an array of their numbers, and the ids and numbers that were added after the last sorting. So an insertion or a
+removal of a message copies the arrays of at most one leaf, and takes O(log n) time. The methods accept batches of ids
+as numpy arrays.
 """
 
 from __future__ import annotations

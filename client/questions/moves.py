@@ -42,8 +42,8 @@ class MoveProgress:
 
 
 class PlannedMove(NamedTuple):
-    """A move that `begin` can begin, or the requested move itself if it is in progress already. former: the earlier,
-    ended move that the move's znode contains now and that `begin` will replace. It is None if there is no such move.
+    """The requested move, which `begin` can begin or which is in progress already. former: the earlier, ended move that
+    the move's znode contains now and that `begin` will replace. It is None if there is no such move.
     """
 
     move: Move

@@ -195,7 +195,9 @@ def _expiries(attributes: list[Attributes], flags: npt.NDArray[np.int32]) -> npt
 
 
 def columns_of(messages: Sequence[Message]) -> Columns:
-    """Return the columns of these messages, in order."""
+    """Return these messages as columns, one for each field. Each column has one value for each message, in the order of
+    the messages.
+    """
     partitions = [message.partition for message in messages]
     return Columns(
         pa.array([each.topic for each in partitions], pa.string()),

@@ -39,8 +39,8 @@ TTL_LIMIT_MS = 2**40 - 1
 """The longest time to live that a znode can have, in ms."""
 
 _TTL_MARK = -(2**56)
-"""Marks a znode with a time to live. The value of TreeNode.owner in such a znode is this number plus the time to live
-in ms, which takes the lower 40 bits.
+"""Shows that a znode has a time to live. The value of TreeNode.owner in such a znode is this number plus the time to
+live in ms, which takes the lower 40 bits.
 """
 
 SPECIAL = ("/", "/zookeeper", "/zookeeper/quota", "/zookeeper/config")
