@@ -5,6 +5,7 @@ in or locked out by a restart or by ZooKeeper.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from metaq import (
 )
 from metaq.protocol.errors import AccessRefused
 from tests.broker_process import RunningBroker, server_ini
+from tests.integration.background import Repeating
 from tests.integration.cli_helpers import Operator, run
 from tests.integration.client_cluster import leased, read
 from tests.integration.coordination_helpers import session_at
@@ -226,6 +228,50 @@ def test_pages_metrics_and_gateway_ask_for_the_same_grants(cluster):
 
 def certified_as(folder: Path) -> TlsConfig:
     return TlsConfig(ca=str(folder / "ca.pem"), certificate=str(folder / "client.pem"), key=str(folder / "client.key"))
+
+
+def test_an_open_cluster_becomes_secure_without_a_stop(tmp_path, chroot, operator):
+    """Producers and a consumer work all the time: at first without users, then with their profiles, then enforced."""
+    pki = tmp_path / "pki"
+    for words in (["init", pki], ["broker", pki, "mq1"]):
+        assert run("security", *map(str, words)).code == 0
+    with start(tmp_path / "broker", chroot, pki) as broker, ExitStack() as stack:
+        cluster = Cluster(broker, chroot, operator, pki)
+        sent: list[bytes] = []
+
+        def load(producer: Producer) -> Repeating:
+            def send(number: int) -> None:
+                sent.append(payload := b"%d-%d" % (id(producer), number))
+                producer.send("orders", payload)
+
+            return stack.enter_context(Repeating(send))
+
+        before = load(stack.enter_context(Producer(chroot)))
+        before.wait_for(50)
+        for name, grants in USERS.items():
+            if name == "web":
+                grants = []  # suggested below
+            assert operator.ran("users", "add", name, *grants, "--profile", str(pki / f"{name}.ini")).code == 0
+        assert cluster.ran("root", "security", "observe").code == 0
+        eventually(lambda: "anonymous from 127.0.0.1 needs send:orders" in cluster.ran("root", "acl", "suggest").err)
+        refused = cluster.ran("root", "security", "enforce")
+        assert refused.code == 1
+        assert "anonymous from 127.0.0.1 would lack send:orders" in refused.err
+        web = load(stack.enter_context(cluster.producer("web")))
+        web.wait_for(50)
+        suggested = cluster.ran("root", "acl", "suggest").out
+        assert "metaq acl grant web send:orders\n" in suggested
+        assert cluster.ran("root", "acl", "grant", "web", "send:orders").code == 0
+        before.end()
+        assert cluster.ran("root", "security", "enforce", "--force").code == 0
+        eventually(lambda: operator.ran("stats").code == 1)
+        web.wait_for(50)
+        web.end()
+        assert (before.errors, web.errors) == ([], [])
+        with cluster.consumer("billing", "billing", "orders") as billing:
+            assert sorted(each.payload for each in read(billing, len(sent))) == sorted(sent)
+        with Producer(chroot) as stranger, pytest.raises(AccessRefused, match="log in as a user"):
+            stranger.send("orders", b"no")
 
 
 def test_a_set_of_brokers_goes_on_when_grants_are_enforced(tmp_path, chroot, operator):
