@@ -64,15 +64,11 @@ check: types ## formatting, lint and types
 	$(VENV)/bin/ruff check $(FORMATTED)
 	$(VENV)/bin/mypy --explicit-package-bases -p metaq -p bench -p tests | sed -E 's#^$(TYPES)/(metaq/($(subst $() ,|,$(MAPPED)))/)?#\2/#; s#^/##'
 
-# The integration tests leave a third of the processors idle, so the others run meanwhile. What the integration tests print
-# is shown when the others are done; if one of these fails, the integration tests are ended.
-test: wheel java ## unit and component tests, and integration tests on real processes and the installed wheel
-	$(RUN_INSTALLED) -m pytest $(PARALLEL) --override-ini=pythonpath= tests/integration > $(INSTALLED)/integration.log 2>&1 & integration=$$!; \
-	trap 'kill -INT $$integration 2> $(INSTALLED)/kill.log || true; wait $$integration || true' EXIT; \
-	$(VENV)/bin/python -m pytest -n auto tests/unit && \
-	$(VENV)/bin/python -m pytest $(SPREAD) tests/component && \
-	$(VENV)/bin/python -m tests.guards check --number 8 --seed $$(date +%Y%j) || exit 1; \
-	tail -n +1 --pid $$integration -f $(INSTALLED)/integration.log; trap - EXIT; wait $$integration
+test: wheel java ## unit and component tests, then integration tests on real processes and the installed wheel
+	$(VENV)/bin/python -m pytest -n auto tests/unit
+	$(VENV)/bin/python -m pytest $(SPREAD) tests/component
+	$(VENV)/bin/python -m tests.guards check --number 8 --seed $$(date +%Y%j)
+	$(RUN_INSTALLED) -m pytest $(PARALLEL) --override-ini=pythonpath= tests/integration
 
 unit: $(STAMP) ## unit tests only, on the checkout: no process, no port, seconds
 	$(VENV)/bin/python -m pytest -n auto tests/unit
