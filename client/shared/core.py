@@ -70,9 +70,9 @@ class _Partition:
     which the request in flight asks the broker to wait for messages; an empty answer before this time is unexpected.
     due: unsent settlements. sent: settlements in flight. settle_at: the time at which `due` is sent. retry_at: the
     earliest time at which `due` may be sent after settlements have failed. acknowledged: the offsets of messages that
-    this member has acknowledged after their leases had ended, each with the token of its lease; if the broker leases
-    such a message to this member again, it is not handled again. withdraw_at: the time at which a closing member next
-    sends a withdrawal of its waiting request.
+    this member has acknowledged after their leases had ended, or whose acknowledgement must be sent again, each with
+    the token of its lease. If the broker leases such a message to this member again, it is not handled again.
+    withdraw_at: the time at which a closing member next sends a withdrawal of its waiting request.
     """
 
     partition: TopicPartition
@@ -303,11 +303,17 @@ class SharedCore:
         self._seconds = seconds
         if now > message.lease_until - self._stale_seconds:
             self._drop_copy(message)
-            known = self._partitions[message.leased_from].acknowledged
-            known.setdefault(message.leased_at, message.token)
-            if len(known) > tuning.LATE_ACKNOWLEDGED:
-                del known[next(iter(known))]
+            self._remember(message)
         self._settle(message, _ACK, 0, now)
+
+    def _remember(self, message: SharedMessage) -> None:
+        """Remember that this member has acknowledged the message, because the broker may lease it again before it gets
+        the acknowledgement.
+        """
+        known = self._partitions[message.leased_from].acknowledged
+        known.setdefault(message.leased_at, message.token)
+        if len(known) > tuning.LATE_ACKNOWLEDGED:
+            del known[next(iter(known))]
 
     def release(self, message: SharedMessage, delay: float, now: float) -> None:
         """Release the message, so that it can be leased again after `delay` seconds."""
@@ -417,6 +423,8 @@ class SharedCore:
                 self._lose(message)
             else:
                 found.due.append((message, action, ms, tries + sent))
+                if action is _ACK:
+                    self._remember(message)
         found.retry_at = now + pause
         if found.due:
             found.settle_at = found.retry_at

@@ -349,6 +349,20 @@ def test_one_whose_late_acknowledgement_was_refused_is_lost_and_worked_on_again(
     assert places(leasing.take()) == [0]
 
 
+def test_what_is_leased_again_while_its_acknowledgement_has_no_answer_is_not_worked_on_again(leasing):
+    """The broker was killed when it got the acknowledgement, and the lease has ended before it was back."""
+    (taken,) = leasing.taken(1)
+    leasing.ack(taken)
+    assert leasing.settlements()
+    leasing.core.unsettled(T, 0.1, 0.0)
+    leasing.now = 10.5
+    leasing.arrive(0)
+    assert leasing.take(1) == []
+    assert [each.action for each in leasing.settlements()] == [ACK]
+    leasing.core.settled(T, [SettleOutcome.DONE])
+    assert (leasing.lost, leasing.core.acknowledged) == ([], 1)
+
+
 def test_only_so_many_late_acknowledgements_are_remembered(leasing, monkeypatch):
     monkeypatch.setattr("metaq.client.shared.tuning.LATE_ACKNOWLEDGED", 2)
     found = leasing.taken(3)
