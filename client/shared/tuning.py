@@ -40,8 +40,8 @@ KEEP_PART = 0.5
 """run() extends the lease of a message when at most this share of the lease time is left."""
 
 LATE_ACKNOWLEDGED = 1024
-"""If a member has acknowledged a message after the message's lease had ended, or must send the acknowledgement again, it
-remembers the message, in order not to handle it again. It remembers this number of messages per partition.
+"""If a member has acknowledged a message after the message's lease had ended, or must send the acknowledgement again,
+it remembers the message, in order not to handle it again. It remembers this number of messages per partition.
 """
 
 WITHDRAW_SECONDS = 0.1
