@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import resource
 import signal
@@ -43,6 +44,7 @@ from .runtime.reactor import measures_elapsed_time, serves_few_at_once
 from .runtime.schedule import Schedule
 from .runtime.scheduled_calls import ScheduledCalls, repeat
 from .runtime.threads import DaemonThreads, DiskThread, run_in_pool
+from .store.directories import what_others_may
 from .store.retention import RemovedSegment
 from .store.store import Store, TopicStoreConfig
 
@@ -94,6 +96,9 @@ def run(
     of server.ini. plugins: the -F options of metaq 1.x, plugin name -> properties file (replication/plugins.py).
     listen_on: a numeric address; by default all IPv4 addresses.
     """
+    # Every file and directory that this process creates is for its owner alone from its first moment, whichever part of
+    # the broker or library creates it. A chmod afterwards would leave a moment in which others can open it.
+    os.umask(0o077)
     set_up_heap()
     collect_later()
     shown = logging.StreamHandler(sys.stderr)
@@ -176,6 +181,9 @@ class BrokerProcess:
         started = time.monotonic()
         store.open()
         self._opened = _what_opened(store, time.monotonic() - started)
+        for warning in map(what_others_may, store.data_paths):
+            if warning is not None:
+                _log.warning("%s", warning)
         try:
             if self._plugins.samsa is not None and self._plugins.samsa.recover_offset:
                 from .replication.recover_offsets import recover_offsets  # imports kazoo: only if configured
