@@ -34,6 +34,7 @@ _MAX_ADDRESSES = 10_000
 _MAX_VERIFIED = 1_000
 _SALT_BYTES = 32
 _ADMIN = Need(AccessOperation.ADMIN)
+_NO_TLS = "users can log in only on a connection with TLS"
 _WRONG = "the user or the password is wrong, or the user has expired"
 
 
@@ -92,7 +93,7 @@ class Logins:
         except (ScramException, ValueError) as error:  # ValueError: what is no base64, and the like
             self._has_failed(peer.host)
             raise AccessRefused(_WRONG) from error
-        self._has_logged_in(under_way.user)
+        self._has_logged_in(under_way.user, peer.host, under_way.mechanism, each=True)
         peer.logged_in(Principal("user", under_way.user.name))
         return AuthenticateReply(message)
 
@@ -141,7 +142,7 @@ class Logins:
         if user is None or not self._fits(user, password):
             self._has_failed(host)
             raise AccessRefused(_WRONG)
-        self._has_logged_in(user)
+        self._has_logged_in(user, host, "Basic authentication", each=False)
         return Principal("user", user.name)
 
     def _fits(self, user: User, password: str) -> bool:
@@ -177,14 +178,17 @@ class Logins:
 
     def _check_place(self, host: str, is_encrypted: bool) -> None:
         if not is_encrypted:
-            raise AccessRefused("users can log in only on a connection with TLS")
+            self._control.login_refused(host, _NO_TLS)
+            raise AccessRefused(_NO_TLS)
         failures = self._failures.get(host)
         if failures is None:
             return
         if self._seconds() - failures.since >= FAILURE_SECONDS:
             del self._failures[host]
         elif failures.number >= MAX_FAILURES:
-            raise AccessRefused(f"too many failed logins from {host}: try again in a minute")
+            why = f"too many failed logins from {host}: try again in a minute"
+            self._control.login_refused(host, why)
+            raise AccessRefused(why)
 
     def _has_failed(self, host: str) -> None:
         failures = self._failures.pop(host, None) or _Failures(0, self._seconds())
@@ -193,6 +197,8 @@ class Logins:
         self._failures[host] = failures._replace(number=failures.number + 1)
         self._control.login_failed(host)
 
-    def _has_logged_in(self, user: User) -> None:
+    def _has_logged_in(self, user: User, host: str, how: str, *, each: bool) -> None:
+        if self._control.audit is not None:
+            self._control.audit.logged_in(user.name, host, how, each)
         if user.access.permits(_ADMIN):
             self._control.admin_logged_in(user.name)
