@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import resource
 import signal
@@ -23,6 +24,7 @@ from twisted.python.failure import Failure
 from metaq.protocol.errors import MetaqError
 
 from . import tuning
+from .access.audit import Audit, AuditFile
 from .access.logins import load_scramp
 from .assembly.broker import Broker, WorkerThreads
 from .assembly.kinds import KINDS
@@ -44,6 +46,7 @@ from .runtime.reactor import measures_elapsed_time, serves_few_at_once
 from .runtime.schedule import Schedule
 from .runtime.scheduled_calls import ScheduledCalls, repeat
 from .runtime.threads import DaemonThreads, DiskThread, run_in_pool
+from .store.directories import what_others_may
 from .store.retention import RemovedSegment
 from .store.store import Store, TopicStoreConfig
 
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
     from metaq.coordination.runtime.certificates import CertificateFiles
     from metaq.coordination.session.zk_session import ZkSession
 
+    from .configuration.security_ini import Security
     from .http.ports import HttpPorts
     from .moving.moves import BrokerMoves
     from .network.tls import Certificates
@@ -66,6 +70,7 @@ _MEMORY_SECONDS = 1.0
 _SIZE_CHECK_SECONDS = 10.0  # for this long a topic may be larger than its policy allows plus one segment
 _HEAP_SECONDS = 10.0
 _CERTIFICATE_SECONDS = 2.0
+_AUDIT_SECONDS = 1.0
 _WORKER_THREADS = 20  # syncs of several partitions at the same time
 FILTER_THREADS = 4
 _CLOSE_SECONDS = 2.0
@@ -95,6 +100,9 @@ def run(
     of server.ini. plugins: the -F options of metaq 1.x, plugin name -> properties file (replication/plugins.py).
     listen_on: a numeric address; by default all IPv4 addresses.
     """
+    # Every file and directory that this process creates is for its owner alone from its first moment, whichever part of
+    # the broker or library creates it. A chmod afterwards would leave a moment in which others can open it.
+    os.umask(0o077)
     set_up_heap()
     collect_later()
     shown = logging.StreamHandler(sys.stderr)
@@ -151,14 +159,23 @@ class BrokerProcess:
         self._hurry: Deferred[None] | None = None  # a second signal cancels it
         self._registration: Registration | None = None
         self._serving = False
+        self._audit_timers: list[tuple[float, Callable[[], object]]] = []
         self._opened = ""  # the start's report on the data directories
 
     def run(self) -> int:
         """Serve until the process is told to stop. Raises MetaqError if the broker cannot start."""
-        security = self._options.security
+        security = None if self._options.security is None else _security(self._options.security)
         self._certificates = None if security is None else _certificates(security)
         if security is not None:
             load_scramp()
+        audit_file = None if security is None or security.audit is None else AuditFile(security.audit)
+        try:
+            return self._run(audit_file)
+        finally:
+            if audit_file is not None:
+                audit_file.close()
+
+    def _run(self, audit_file: AuditFile | None) -> int:
         max_connections = _raise_descriptor_limit()
         self._reactor.suggestThreadPoolSize(_WORKER_THREADS)
         threads = WorkerThreads(
@@ -179,6 +196,9 @@ class BrokerProcess:
         started = time.monotonic()
         store.open()
         self._opened = _what_opened(store, time.monotonic() - started)
+        for warning in map(what_others_may, store.data_paths):
+            if warning is not None:
+                _log.warning("%s", warning)
         try:
             if self._plugins.samsa is not None and self._plugins.samsa.recover_offset:
                 from .replication.recover_offsets import recover_offsets  # imports kazoo: only if configured
@@ -196,6 +216,8 @@ class BrokerProcess:
                 dialer=Dialer(self._reactor, None if self._certificates is None else self._certificates.to_brokers),
             )
             self.broker.certificates = self._certificates
+            if audit_file is not None:
+                self._audit_to(audit_file)
             self._roles = Roles(self._plugins, self.broker, self._config, self._files)
             self.broker.check_sections(self._config, self._files.ini if self._files is not None else "server.ini")
             if self._config.node is None:  # otherwise the node opens it when it leads
@@ -205,6 +227,8 @@ class BrokerProcess:
             try:
                 self._serve(max_connections)
             finally:
+                if self.broker.access.audit is not None:
+                    self.broker.access.audit.close()
                 self.broker.transactions.close()
         finally:
             store.close()
@@ -213,6 +237,10 @@ class BrokerProcess:
         unsynced = sum(log.synced_end < log.end_offset for log in store.logs())
         _log.info("stopped: %s", f"partitions not synced: {unsynced}" if unsynced else "all partitions are synced")
         return 0
+
+    def _audit_to(self, file: AuditFile) -> None:
+        audit = self.broker.access.audit = Audit(file.write, self.broker.now_ms, self._reactor.seconds)
+        self._audit_timers = [(_AUDIT_SECONDS, audit.tick), (_AUDIT_SECONDS, file.tick)]
 
     def _serve(self, max_connections: int) -> None:
         """Listen on the broker's port, and run the reactor until the process is told to stop."""
@@ -293,6 +321,7 @@ class BrokerProcess:
         if self._certificates is not None:
             timers.append((_CERTIFICATE_SECONDS, self._certificates.look, "the look at certificates"))
         timers += [(_MEMORY_SECONDS, each.tick, f"the memory of {each.name}") for each in self.broker.memories]
+        timers += [(seconds, tick, "the audit log") for seconds, tick in self._audit_timers]
         self._timers = [repeat(seconds, function, self._reactor, name) for seconds, function, name in timers]
         ensureDeferred(self._register()).addErrback(self._fail)
 
@@ -529,9 +558,15 @@ def _raise_descriptor_limit() -> int:
     return 65_536 if hard == resource.RLIM_INFINITY else max(16, hard // 2 - _DESCRIPTORS_FOR_OTHERS)
 
 
-def _certificates(path: str) -> Certificates:
+def _security(path: str) -> Security:
+    """Read security.ini. Raises ConfigError."""
+    from .configuration.security_ini import read_security  # imports ssl: only if configured
+
+    return read_security(path)
+
+
+def _certificates(security: Security) -> Certificates:
     """Return the certificates that security.ini names. Raises ConfigError."""
-    from .configuration.security_ini import read_security
     from .network.tls import Certificates  # imports ssl: only if configured
 
-    return Certificates(read_security(path))
+    return Certificates(security)

@@ -30,6 +30,7 @@ from metaq.protocol.access import OPEN, AccessMode, AccessOperation, Need, Permi
 from metaq.protocol.errors import AccessRefused, BrokerStarting, MetaqError, StoreError
 
 from ..runtime.few_lines import FewLines
+from .audit import Audit, is_of_operators
 
 __all__ = ["HOLD_SECONDS", "AccessControl", "Granted"]
 
@@ -93,6 +94,8 @@ class AccessControl:
         self._saving = self._unsaved = False
         self.changed: Callable[[], None] = lambda: None
         """A function that is called after each change of `permissions`."""
+        self.audit: Audit | None = None
+        """Decides what the audit log gets; None without an audit log. To be set before the first request."""
         self._now_ms = now_ms
         self._lines = refused_lines
         self._login_lines = login_lines  # lines of their own, so that refusals cannot hide that somebody guesses
@@ -140,6 +143,8 @@ class AccessControl:
                     "restore them, or run `metaq security open` if everybody may do everything from now on",
                     HOLD_SECONDS // 3600,
                 )
+                if self.audit is not None:
+                    self.audit.changed(known, None)
             return
         read = OPEN if read is None else read
         if read == known and self._gone_since is None:
@@ -148,6 +153,8 @@ class AccessControl:
         if read.mode is not (AccessMode.OPEN if known is None else known.mode):
             _log.warning("access: mode %s, %d users", read.mode, len(read.users))
         self.permissions = read
+        if self.audit is not None:
+            self.audit.changed(known, read)
         self._save()
         self.changed()
 
@@ -202,9 +209,10 @@ class AccessControl:
 
     # --- decisions ----------------------------------------------------------------------------------------------------
 
-    def check(self, need: Need, peer: _Peer) -> None:
+    def check(self, need: Need, peer: _Peer, request: object) -> None:
         """Raise AccessRefused if the sender of a request may not do what needs `need`. In mode OBSERVE only count it.
-        Raises BrokerStarting if the broker has not read any permissions yet.
+        Raises BrokerStarting if the broker has not read any permissions yet. request: the request, or its name, for the
+        audit log.
         """
         permissions = self.permissions
         granted = peer.granted
@@ -216,9 +224,9 @@ class AccessControl:
             raise BrokerStarting(self._broker_id)
         now = self._now_ms()
         if self._gone_since is not None and now >= self._gone_since + HOLD_SECONDS * 1000:
-            raise AccessRefused(
-                "the users and grants are gone from ZooKeeper for too long: an operator has to restore them"
-            )
+            gone = "the users and grants are gone from ZooKeeper for too long: an operator has to restore them"
+            self.refuses(need, peer, request, gone)
+            raise AccessRefused(gone)
         why = permissions.refusal(peer.principal, need, now)
         if why is None:
             if self._gone_since is None and not permissions.expires(peer.principal):
@@ -227,7 +235,24 @@ class AccessControl:
         self._note(_Refused(peer.principal, peer.host, need), now)
         if permissions.mode is AccessMode.ENFORCE:
             self._lines.info(f"{peer.principal} at {peer.host} is refused {need}: {why}")
+            self.refuses(need, peer, request, why)
             raise AccessRefused(why)
+        if self.audit is not None and not is_of_operators(need, peer.principal):  # `serves` writes the others
+            self.audit.refused(peer.principal, peer.host, need, request, why, would_be=True)
+
+    def refuses(self, need: Need, peer: _Peer, request: object, why: str) -> None:
+        """Note in the audit log that the broker refuses a request."""
+        if self.audit is not None:
+            self.audit.refused(peer.principal, peer.host, need, request, why, would_be=False)
+
+    def serves(self, need: Need, peer: _Peer, request: object) -> None:
+        """Note in the audit log that the broker serves a request, if it is one of operators."""
+        if self.audit is None or not is_of_operators(need, peer.principal):
+            return
+        why_not = None
+        if self.permissions is not None and self.permissions.mode is AccessMode.OBSERVE:
+            why_not = self.permissions.refusal(peer.principal, need, self._now_ms())
+        self.audit.served(peer.principal, peer.host, need, request, why_not)
 
     def _remember(self, need: Need, peer: _Peer, permissions: Permissions) -> None:
         granted = peer.granted
@@ -266,6 +291,12 @@ class AccessControl:
     def login_failed(self, host: str) -> None:
         """Log that somebody at this address has given a wrong user or password."""
         self._login_lines.info(f"a login from {host} has failed: wrong user or password")
+        self.login_refused(host, "wrong user or password")
+
+    def login_refused(self, host: str, why: str) -> None:
+        """Note in the audit log that somebody at this address could not log in."""
+        if self.audit is not None:
+            self.audit.login_failed(host, why)
 
     def report(self) -> dict[str, Any]:
         """Return the item `access` of `stats`: the mode, how many users there are, what was refused or (in mode

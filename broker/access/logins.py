@@ -41,6 +41,7 @@ _SALT_BYTES = 32
 _ADMIN = Need(AccessOperation.ADMIN)
 _MAX_NAME = 64
 _ANY_USER = ""  # in place of a user's name: the Basic authentications of an address
+_NO_TLS = "users can log in only on a connection with TLS"
 _WRONG = "the user or the password is wrong, or the user has expired"
 
 
@@ -88,7 +89,7 @@ class Logins:
         from scramp import ScramException
 
         under_way = self._under_way.pop(peer, None)
-        _check_encrypted(peer.is_encrypted)
+        self._check_encrypted(peer.host, peer.is_encrypted)
         self._control.check_started()
         try:
             if under_way is None:
@@ -103,7 +104,7 @@ class Logins:
             if under_way is not None:
                 self._has_failed(peer.host, under_way.name)
             raise AccessRefused(_WRONG) from error
-        self._has_logged_in(user)
+        self._has_logged_in(user, peer.host, under_way.mechanism, each=True)
         peer.logged_in(Principal("user", user.name, user.stamp))
         return AuthenticateReply(message)
 
@@ -150,7 +151,7 @@ class Logins:
         """
         if header is None:
             return certified
-        _check_encrypted(is_encrypted)
+        self._check_encrypted(host, is_encrypted)
         self._control.check_started()
         scheme, _, encoded = header.partition(" ")
         try:
@@ -170,7 +171,7 @@ class Logins:
             if len(self._verified) >= _MAX_VERIFIED:
                 self._verified.clear()
             self._verified[digest] = user
-            self._has_logged_in(user)
+            self._has_logged_in(user, host, "Basic authentication", each=False)
         return Principal("user", name)
 
     def _fits(self, name: str, user: User | None, password: str) -> bool:
@@ -193,6 +194,11 @@ class Logins:
         user = permissions.users.get(name) if permissions is not None and is_user(name) else None
         return None if user is None or (user.expires_ms is not None and self._now_ms() >= user.expires_ms) else user
 
+    def _check_encrypted(self, host: str, is_encrypted: bool) -> None:
+        if not is_encrypted:
+            self._control.login_refused(host, _NO_TLS)
+            raise AccessRefused(_NO_TLS)
+
     def _check_failures(self, host: str, name: str) -> None:
         key = account_address(host), name[:_MAX_NAME]
         failures = self._failures.get(key)
@@ -201,7 +207,9 @@ class Logins:
         if self._seconds() - failures.since >= FAILURE_SECONDS:
             del self._failures[key]
         elif failures.number >= MAX_FAILURES:
-            raise AccessRefused(f"too many failed logins from {host}: try again in a minute")
+            why = f"too many failed logins from {host}: try again in a minute"
+            self._control.login_refused(host, why)
+            raise AccessRefused(why)
 
     def _has_failed(self, host: str, name: str) -> None:
         key = account_address(host), name[:_MAX_NAME]
@@ -211,14 +219,11 @@ class Logins:
         self._failures[key] = failures._replace(number=failures.number + 1)
         self._control.login_failed(host)
 
-    def _has_logged_in(self, user: User) -> None:
+    def _has_logged_in(self, user: User, host: str, how: str, *, each: bool) -> None:
+        if self._control.audit is not None:
+            self._control.audit.logged_in(user.name, host, how, each)
         if user.access.permits(_ADMIN):
             self._control.admin_logged_in(user.name)
-
-
-def _check_encrypted(is_encrypted: bool) -> None:
-    if not is_encrypted:
-        raise AccessRefused("users can log in only on a connection with TLS")
 
 
 def load_scramp() -> None:

@@ -67,6 +67,7 @@ from metaq.protocol.transaction_requests import (
     TransactionRequest,
 )
 
+from ..access.control import AccessControl
 from ..reading.answers import Answer, Bytes, Work, answer_frame, body_frame, json_frame, reply_frame, then
 from ..reading.search import found_frame
 from ..requests.acquire import Acquire, answer_settle
@@ -112,14 +113,26 @@ if TYPE_CHECKING:
 __all__ = ["make_gate"]
 
 
-def _serve_broker(serve: Callable[[Any, Caller | None], Served], request: Any, caller: Caller | None) -> Served:
+def _serve_broker(verb: Verb, access: AccessControl, request: Any, caller: Caller | None) -> Served:
     """Serve a request if the peer of its connection has shown a broker's certificate; otherwise raise
     BrokerCertificateRequired. A certificate that names a host is a broker's certificate; clients' certificates name no
     host.
     """
     if caller is None or not caller.certified_hosts:
-        raise BrokerCertificateRequired
-    return serve(request, caller)
+        error = BrokerCertificateRequired()
+        if caller is not None:
+            for need in verb.needs(request):
+                access.refuses(need, caller, request, str(error))
+        raise error
+    return verb.serve(request, caller)
+
+
+def _serve_operator(verb: Verb, access: AccessControl, request: Any, caller: Caller | None) -> Served:
+    """Serve a request that may be an operator's, and note it in the audit log."""
+    if caller is not None:
+        for need in verb.needs(request):
+            access.serves(need, caller, request)
+    return verb.serve(request, caller)
 
 
 def make_gate(broker: Broker, check: Check | None = None) -> Gate:
@@ -139,16 +152,27 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
 
     def permit(need: Need, caller: Any) -> None:
         if gate.guard is not None and caller is not None:
-            gate.guard.check(need, caller)
+            gate.guard.check(need, caller, "TRANSACTION")
 
     transactions = TransactionVerbs(broker.transactions, writing, permit)
     needs_certificate = broker.certificates is not None and broker.certificates.brokers_required
 
     def of_brokers(verb: Verb) -> Verb:
-        return verb._replace(serve=partial(_serve_broker, verb.serve)) if needs_certificate else verb
+        return verb._replace(serve=partial(_serve_broker, verb, broker.access)) if needs_certificate else verb
+
+    def refuses_operator(request: Frame, peer: Caller, why: str) -> None:
+        for need in gate.frames[request.code].needs(request):
+            broker.access.refuses(need, peer, request, why)
 
     new_group = partial(PutGroup, writing, answers)
-    items = ITEMS | {memory.item for memory in broker.memories}
+    stats_needs = of_stats(ITEMS | {memory.item for memory in broker.memories})
+    may_be_of_operators = (ADMIN, COOPERATE, stats_needs, of_page)
+
+    def noted(verb: Verb) -> Verb:
+        """Return the row with the audit log. Only rows of operators' requests change, so that others cost nothing."""
+        if broker.access.audit is None or verb.needs not in may_be_of_operators:
+            return verb
+        return verb._replace(serve=partial(_serve_operator, verb, broker.access))
 
     def put_alone(put: Put | Frame, caller: Caller | None) -> Answer:
         group = new_group(caller)
@@ -226,7 +250,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         Get: Verb(partial(answer_get, reading), consumes, lambda get: get.max_size, repeatable=True),
         OffsetQuery: Verb(lookups.nearest, shows),
         TransactionCommand: Verb(transactions.text, of_transaction, repeatable=True),  # only recover may be large
-        Stats: Verb(stats, of_stats(items), lists=True, nodes=Nodes.ALL),
+        Stats: Verb(stats, stats_needs, lists=True, nodes=Nodes.ALL),
         Version: Verb(version, NOTHING, nodes=Nodes.ALL),
         IgnoredAnswer: Verb(lambda answer, caller: None, NOTHING, nodes=Nodes.ALL),
         PageRequest: Verb(lambda page, caller: page.show(), of_page, nodes=Nodes.ALL),
@@ -263,7 +287,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         RequestCode.QUERY_MESSAGE: _read(QueryMessageRequest.from_ext, searches.by_key, sees_messages, found_frame),
         RequestCode.HEARTBEAT: _framed(_nothing, lambda _: None, NOTHING, _empty_frame, nodes=Nodes.ALL),
         RequestCode.AUTHENTICATE: Verb(authenticate, NOTHING, nodes=Nodes.ALL),
-        RequestCode.STATS: Verb(stats_frame, of_stats(items), _body_bytes, lists=True, nodes=Nodes.ALL),
+        RequestCode.STATS: Verb(stats_frame, stats_needs, _body_bytes, lists=True, nodes=Nodes.ALL),
         RequestCode.TRANSACTION: Verb(
             lambda frame, caller: _answer(
                 frame, transactions.perform(TransactionRequest.from_ext(frame.ext), caller), _text_frame
@@ -326,14 +350,15 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         ),
     }
     gate = Gate(
-        texts,
-        frames,
+        {kind: noted(verb) for kind, verb in texts.items()},
+        {code: noted(verb) for code, verb in frames.items()},
         new_group,
         lambda host: admits(broker.admin_from, host, broker.config.listen),
         connection_lost,
         broker.account.unsent,
         check,
     )
+    gate.refuses_operator = refuses_operator
     return gate
 
 

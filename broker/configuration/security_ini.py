@@ -18,6 +18,11 @@ server.ini to every client.
     [addresses]
     legacy = 10.0.0.0/8, 192.168.1.7
 
+    [audit]
+    file = audit.log
+    maxBytes = 16777216
+    files = 8
+
 Paths are relative to the directory of this file. docs/security.md describes the keys.
 """
 
@@ -32,9 +37,9 @@ from metaq.coordination.runtime.certificates import CertificateFiles
 from metaq.protocol.access import is_user
 from metaq.protocol.errors import ConfigError
 
-from .ini import Section, check_keys, parse_ini
+from .ini import Section, SectionValues, check_keys, parse_ini
 
-__all__ = ["Plain", "Security", "read_security"]
+__all__ = ["AuditSettings", "Plain", "Security", "read_security"]
 
 ClientCertificates = Literal["none", "optional", "required"]
 Plain = Literal["loopback", "everywhere", "nowhere"]
@@ -47,9 +52,23 @@ not shown a broker's certificate.
 
 Network: TypeAlias = IPv4Network | IPv6Network
 
-_SECTIONS = ("tls", "zookeeper", "addresses")
+_SECTIONS = ("tls", "zookeeper", "addresses", "audit")
 _FILES = ("ca", "certificate", "key")
 _KEYS = (*_FILES, "clientCertificates", "plain", "brokers")
+_AUDIT_KEYS = ("file", "maxBytes", "files")
+_MIN_AUDIT_BYTES = 4096
+_MAX_AUDIT_FILES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class AuditSettings:
+    """The settings of the audit log, from the section [audit]."""
+
+    file: str
+    max_bytes: int = 16 << 20
+    """When a file would become larger than this, the broker begins a new one."""
+    files: int = 8
+    """The broker keeps this number of files, and deletes older ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +84,8 @@ class Security:
     """
     zookeeper: CertificateFiles | None = None
     """The files for TLS with ZooKeeper, from the section [zookeeper]. If it is None, ZooKeeper is used without TLS."""
+    audit: AuditSettings | None = None
+    """The settings of the audit log. If it is None, the broker writes none."""
 
 
 def read_security(path: str) -> Security:
@@ -106,6 +127,8 @@ def read_security(path: str) -> Security:
         check_keys(zookeeper, "zookeeper", frozenset(_FILES))
         security = replace(security, zookeeper=files_of(zookeeper, f"{path}: zookeeper"))
     security = replace(security, addresses=_addresses(sections.get("addresses", Section())))
+    if (audit := sections.get("audit")) is not None:
+        security = replace(security, audit=_audit(audit, path))
     if security.brokers != "plain" and "ca" not in section:
         remedy = f"name the CA of the other brokers' certificates: brokers={security.brokers}"
         raise ConfigError(f"{path}: ca", "", remedy)
@@ -116,6 +139,19 @@ def read_security(path: str) -> Security:
     if security.zookeeper is not None:
         security.zookeeper.client_context()
     return security
+
+
+def _audit(section: Section, path: str) -> AuditSettings:
+    check_keys(section, "audit", frozenset(_AUDIT_KEYS))
+    if "file" not in section:
+        raise ConfigError(f"{path}: file", "", "name the file of the audit log in the section [audit]")
+    values = SectionValues(section, "audit", path)
+    settings = AuditSettings(os.path.join(os.path.dirname(os.path.abspath(path)), section["file"].value))
+    return replace(
+        settings,
+        max_bytes=values.integer("maxBytes", settings.max_bytes, _MIN_AUDIT_BYTES),
+        files=values.integer("files", settings.files, 2, _MAX_AUDIT_FILES),
+    )
 
 
 def _addresses(section: Section) -> tuple[tuple[Network, str], ...]:

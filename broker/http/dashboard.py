@@ -321,7 +321,7 @@ class _Root(Resource):
             peer = None
             try:
                 peer = peer_of(request, self._dashboard.broker.logins)
-                return admit(asked, peer).serve(asked, None)
+                return admit(asked, peer).serve(asked, peer)
             except AccessRefused as error:
                 return Page("Refused", [Text([str(error)])], status=refusal_status(request, peer))
 

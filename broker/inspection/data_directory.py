@@ -15,7 +15,7 @@ from metaq.protocol.errors import StoreError
 
 from ..assembly.kinds import KINDS
 from ..sets.history import NodeFile
-from ..store.directories import LOCK_NAME, scan_data_paths
+from ..store.directories import LOCK_NAME, scan_data_paths, what_others_may
 from ..store.files import REAL_FILES, Files
 from ..store.internal_logs import is_internal
 from ..store.journal_format import JOURNAL_DIRECTORY, JournalData, read_journal
@@ -98,6 +98,8 @@ def inspect_directory(
     in_use = is_in_use(path)
     findings: list[Finding] = []
     listed = list(_listed(files, path, findings))
+    if (readable := what_others_may(str(path))) is not None:
+        findings.append(Finding(Level.WARNING, str(path), readable))
     findings += _java_traps(path, listed, options.processors)
     kept = list(kept_logs(files, str(path)))
     total(sum(each.size for each in listed) + sum(each.size for each in kept))

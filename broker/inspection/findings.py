@@ -15,7 +15,7 @@ class Level(StrEnum):
     """Messages are lost or cannot be read, or a broker would not start."""
     WARNING = "warning"
     """No acknowledged message is lost, but the next start of a broker will change data; for example, it will cut off
-    the end of a partition or write messages again.
+    the end of a partition or write messages again; or other users of the machine may read the data.
     """
     NOTE = "note"
     """The operator need not do anything, but the fact is useful to know, especially before a Java broker uses the

@@ -85,9 +85,8 @@ _UNDER_WAY = (Parkable, GeneratorType)
 
 @dataclass(slots=True)
 class HttpPeer:
-    """The sender of an HTTP request, for the gate's checks. Only the gate gets this object. The verb that serves the
-    HTTP request gets None as its caller: a caller identifies the requests of one connection, which can have a local
-    transaction in common, and HTTP requests have nothing in common.
+    """The sender of an HTTP request, for the gate's checks and for the verb of pages. The verb that serves a request of
+    the gateway gets None as its caller, because HTTP requests have no common state such as a local transaction.
     """
 
     host: str
@@ -119,6 +118,11 @@ class PageRequest(NamedTuple):
     """Whether the request is a POST."""
     show: Callable[[], Any]
     """Returns the content of the page. If the request is a POST, the function first does what the request asks for."""
+
+    @property
+    def audit_name(self) -> str:
+        """The name of this request in the audit log."""
+        return f"{'POST' if self.changes else 'GET'} /{'/'.join(self.words)}"
 
 
 class Nodes(Enum):
@@ -180,10 +184,10 @@ class Guard(Protocol):
     def by_grants(self) -> bool:
         """Whether the grants of users decide who may send operators' requests. If not, the sender's address decides."""
 
-    def check(self, need: Need, peer: Caller) -> None:
+    def check(self, need: Need, peer: Caller, request: object) -> None:
         """Raise MetaqError if `peer` may not do what needs `need`. A request with several needs is refused if this
         raises for one of them. But the puts of a PutRun are separate requests: only the puts of the topics for which
-        this raises are refused.
+        this raises are refused. request: the request that has this need.
         """
 
 
@@ -219,6 +223,8 @@ class Gate:
         """The object that decides whether the sender of a request may do what the request needs. If it is None,
         everybody may do everything.
         """
+        self.refuses_operator: Callable[[Frame, Caller, str], None] = lambda request, peer, why: None
+        """The function that is called if an operator's request is refused because of its sender's address."""
         self.check_pull: Callable[[Parkable], None] | None = None
         """The function that is called before each step of a pull. It is needed because a pull that was permitted when
         it arrived may be forbidden while it waits. The function raises MetaqError to refuse the pull. If it is None,
@@ -246,6 +252,7 @@ class Gate:
                 verb = verb.in_transaction
             guard = self.guard
             if verb.admin and not (self._admits(peer.host) if guard is None or not guard.by_grants else True):
+                self.refuses_operator(request, peer, _ADMIN_ONLY)
                 return _NO_OPERATOR
         else:
             verb = self.texts[type(request)]
@@ -262,7 +269,7 @@ class Gate:
                 self.check(verb, request)
             if (guard := self.guard) is not None:
                 for need in verb.needs(request):
-                    guard.check(need, peer)
+                    guard.check(need, peer, request)
         except Exception as error:  # also for a bug of a check, so that only permitted requests are done
             return Verb(partial(_refuse, error), NOTHING)
         return verb
@@ -276,7 +283,7 @@ class Gate:
             if (guard := self.guard) is not None:
                 for need in verb.needs(run):
                     try:
-                        guard.check(need, peer)
+                        guard.check(need, peer, run)
                     except MetaqError as error:
                         refused[need.topic] = error
         except Exception as error:  # also for a bug of a check
@@ -318,7 +325,7 @@ class Gate:
         """
         try:
             if self.guard is not None:
-                self.guard.check(pull.need, peer)
+                self.guard.check(pull.need, peer, pull)
             if self.check_pull is not None:
                 self.check_pull(pull)
             answer = pull.step()

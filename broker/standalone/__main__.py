@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import resource
 import signal
 import sys
@@ -24,6 +25,7 @@ from .opening import ServerPlace, open_server
 
 
 def main(arguments: list[str]) -> int:
+    os.umask(0o077)  # as a broker does: its files are for their owner alone from the first moment
     directory, host, port, tick_time_ms, max_session_timeout_ms = arguments
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

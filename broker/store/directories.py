@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -14,7 +15,15 @@ from metaq.protocol.limits import INT32_MAX, check_topic
 
 from .files import Files
 
-__all__ = ["LOCK_NAME", "PartitionDirectory", "lock_data_path", "lock_empty_path", "partition_path", "scan_data_paths"]
+__all__ = [
+    "LOCK_NAME",
+    "PartitionDirectory",
+    "lock_data_path",
+    "lock_empty_path",
+    "partition_path",
+    "scan_data_paths",
+    "what_others_may",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +69,16 @@ def lock_data_path(files: Files, path: str) -> int:
         remedy = f"cannot be used ({error.strerror}): make it a writable directory or set another dataPath"
         raise ConfigError("dataPath", path, remedy) from error
     return fd
+
+
+def what_others_may(path: str) -> str | None:
+    """Return a warning if users other than the owner may open a data directory, else None. New directories belong to
+    the owner alone, but nothing changes the mode of a directory that exists. Raises OSError.
+    """
+    mode = stat.S_IMODE(os.stat(path).st_mode)
+    if not mode & 0o077:
+        return None
+    return f"users other than the owner of {path} may read or change it (mode {mode:03o}): chmod -R go= {path}"
 
 
 def _make(files: Files, path: str) -> None:

@@ -48,7 +48,7 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 _FILE_MODE = 0o600  # the files contain messages: no other user of the machine may read them
-_DIRECTORY_MODE = 0o755
+_DIRECTORY_MODE = 0o700
 _MAX_BUFFERS = 1024  # IOV_MAX of Linux
 _NO_NOWAIT = frozenset((errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS))
 

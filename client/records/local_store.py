@@ -13,7 +13,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from metaq.coordination.runtime.forks import ForkGuard, keep_for_ever
-from metaq.coordination.runtime.home import in_home
+from metaq.coordination.runtime.home import in_home, make_private_directory
 from metaq.coordination.runtime.interrupts import Aside, may_be_interrupted
 from metaq.protocol.compression import payload_of
 from metaq.protocol.errors import LocalStoreError, LocalStoreFull, LocalStoreInUse
@@ -237,7 +237,7 @@ class LocalMessageStore:
         import sqlite3  # not imported by a client without a store
 
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            make_private_directory(self._path.parent)
             # Create the file. An existing file is not opened here, because closing it again would drop another store's
             # lock.
             self._path.touch(0o600)

@@ -21,6 +21,7 @@ from typing import IO, Self
 from metaq.protocol.errors import ConfigError, CoordinationUnavailable, DirectoryInUse
 
 from ..records.payloads import host_and_port
+from ..runtime.home import make_private_directory
 
 __all__ = ["APACHE_DIRECTORY", "STANDALONE_DIRECTORY", "LocalZooKeeper", "ZooKeeperProcess", "four_letter_word"]
 
@@ -94,8 +95,8 @@ class LocalZooKeeper(ABC):
         locked it.
         """
         try:
-            self.data_dir.mkdir(parents=True, exist_ok=True)
-            lock = (self.data_dir / "embedded.lock").open("a")
+            make_private_directory(self.data_dir)
+            lock = open(self.data_dir / "embedded.lock", "a", opener=_for_owner)  # noqa: SIM115  # until the stop
         except OSError as error:
             raise ConfigError(
                 "data_dir", self.data_dir, f"{error.strerror}: choose a directory that can be written"
@@ -199,6 +200,11 @@ class ZooKeeperProcess(LocalZooKeeper):
         return said[0] if said else "it said nothing"
 
 
+def _for_owner(path: str, flags: int) -> int:
+    """Open a file; if it is created, only its owner may read it."""
+    return os.open(path, flags, 0o600)
+
+
 def four_letter_word(host: str, port: int, word: bytes, timeout: float = 1.0) -> str:
     """Send `srvr`, `mntr` or `ruok` to a server, and return its answer. The timeout (in seconds) is counted separately
     for connecting, for sending and for each receive. Raises OSError if the server cannot be reached or does not answer
@@ -233,12 +239,17 @@ def _start_bound(command: list[str], log: Path) -> subprocess.Popen[bytes]:
 
     def start_and_wait() -> None:
         try:
-            with log.open("ab") as output:
+            with open(log, "ab", opener=_for_owner) as output:
                 # The child has its own session, so Ctrl-C in a terminal reaches only this process, which stops the
                 # server last.
                 started.append(
                     subprocess.Popen(
-                        bound, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+                        bound,
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=output,
+                        start_new_session=True,
+                        umask=0o077,  # the server's files are for their owner alone
                     )
                 )
         except OSError as error:

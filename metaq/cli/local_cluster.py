@@ -272,7 +272,7 @@ class LocalCluster:
         self.brokers = [self._start_broker(node) for node in self.plan.nodes()]
 
     def _start_broker(self, node: PlannedNode) -> Child:
-        (node.directory / "data").mkdir(parents=True, exist_ok=True)
+        (node.directory / "data").mkdir(0o700, parents=True, exist_ok=True)
         ini = node.directory / "server.ini"
         ini.write_text(server_ini(self.plan, node, self.connect_string), "utf-8")
         options = ["--listen", HOST]

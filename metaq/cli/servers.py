@@ -17,6 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from types import FrameType
 
+from metaq.coordination.runtime.home import make_private_directory
 from metaq.protocol.errors import BrokerUnavailable, ConfigError, DirectoryInUse
 
 __all__ = [
@@ -71,7 +72,7 @@ def locked_directory(option: str, directory: Path) -> Iterator[Path]:
     and DirectoryInUse; the error texts name `option`.
     """
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_private_directory(directory)
         lock = (directory / ".lock").open("a+")
     except OSError as error:
         remedy = f"cannot be written ({error.strerror}): choose another directory or change its permissions"

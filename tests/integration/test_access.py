@@ -4,6 +4,7 @@ in or locked out by a restart or by ZooKeeper.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -68,7 +69,7 @@ class Cluster(NamedTuple):
             return self.operator.ran(*words)
 
 
-def start(directory: Path, chroot: str, pki: Path) -> RunningBroker:
+def start(directory: Path, chroot: str, pki: Path, security: str = "security.ini") -> RunningBroker:
     """A broker with both HTTP ports."""
     directory.mkdir(exist_ok=True)
     zookeeper = f"zk.zkConnect={chroot}\nzk.zkSyncTimeMs=100"
@@ -81,7 +82,7 @@ def start(directory: Path, chroot: str, pki: Path) -> RunningBroker:
         "broker",
         f"-FjettyBroker={properties}",
         "--security",
-        str(pki / "mq1" / "security.ini"),
+        str(pki / "mq1" / security),
         "-f",
     )
     return ForkedBroker(directory, ini, module=words)
@@ -295,3 +296,46 @@ def test_a_set_of_brokers_goes_on_when_grants_are_enforced(tmp_path, chroot, ope
                 web.send("orders", b"%d" % number)
         with cluster.consumer("billing", "billing", "orders") as billing:
             assert {each.payload for each in read(billing, 40)} == {b"%d" % number for number in range(40)}
+
+
+def test_the_audit_log_and_the_data_are_for_the_owner_alone_and_say_who_did_what(cluster, tmp_path):
+    cluster.broker.stop()
+    cluster.broker.errors.unlink()
+    folder = cluster.pki / "mq1"
+    audit = "[audit]\nfile = audit.log\n"
+    (folder / "audited.ini").write_text((folder / "security.ini").read_text() + audit)
+    (tmp_path / "broker" / "data").chmod(0o755)
+    with start(tmp_path / "broker", cluster.chroot, cluster.pki, "audited.ini") as broker:
+        with cluster.producer("web") as web:
+            web.send("orders", b"hello")
+            for _ in range(5):
+                with pytest.raises(AccessRefused):
+                    web.send("secret", b"no")
+        assert cluster.ran("root", "stats", "config").code == 0
+        assert cluster.ran("root", "acl", "grant", "web", "send:secret").code == 0
+        told = "the user web has got the grant: send:secret"
+        eventually(lambda: told in (folder / "audit.log").read_text())
+        pages = http_port(broker, r"dashboard at https://127\.0\.0\.1")
+        ca = TlsConfig.from_profile(cluster.pki / "root.ini").context()
+        assert asked(pages, ca, "/config", None, f"root:{cluster.connection('root').user.password}")[0] == 200
+        assert asked(pages, ca, "/config", None, "root:a wrong password")[0] == 401
+        assert "users other than the owner" in broker.errors.read_text()
+        assert broker.stop() == 0
+    lines = (folder / "audit.log").read_text().splitlines()
+    entries = [json.loads(line) for line in lines]
+
+    def counted(**fields: str) -> int:
+        return sum(each["count"] for each in entries if fields.items() <= each.items())
+
+    assert counted(principal="user web", request="login", decision="permitted") >= 1
+    assert counted(principal="user web", address="127.0.0.1", need="send:secret", decision="refused") == 5
+    assert counted(principal="user web", need="send:orders") == 0
+    assert counted(principal="user root", need="admin", request="STATS", decision="permitted") >= 1
+    assert counted(principal="user root", need="admin", request="GET /config", decision="permitted") == 1
+    assert counted(request="login", decision="refused") == 1
+    assert counted(request="grants", decision="changed", why=told) == 1
+    assert cluster.connection("root").user.password not in "".join(lines)
+    new = [*(tmp_path / "broker" / "data").rglob("*"), folder / "audit.log"]
+    names = {path.name.partition("-")[0] for path in new}
+    assert names >= {"orders", "metaqaccess.json", "metaqjournal"}
+    assert [(path, oct(path.stat().st_mode)) for path in new if path.stat().st_mode & 0o077] == []

@@ -129,3 +129,16 @@ def test_the_server_ends_when_its_parent_is_killed(kind: type[ZooKeeperProcess],
     os.kill(parent.pid, signal.SIGKILL)
     parent.communicate()
     wait_for(lambda: not is_running(int(pid)), "the end of the server")
+
+
+@both
+def test_only_the_owner_may_read_what_a_server_creates(kind: type[ZooKeeperProcess], tmp_path: Path):
+    with kind(tmp_path / "new" / "zk", tick_time_ms=100) as server:
+        client = KazooClient(server.connect_string)
+        client.start()
+        client.create("/kept", b"data")
+        client.stop()
+    assert (server.data_dir / KINDS[kind]).is_dir()
+    paths = [tmp_path / "new", server.data_dir, server.log, *(server.data_dir / KINDS[kind]).rglob("*")]
+    assert len(paths) >= 4
+    assert [(path, oct(path.stat().st_mode)) for path in paths if path.stat().st_mode & 0o077] == []

@@ -56,7 +56,7 @@ def refuse_all(*asked):
     raise MetaqError(NO)
 
 
-def refuse_safe(need, peer):
+def refuse_safe(need, *_):
     if need.topic == "safe":
         raise MetaqError(NO)
 
@@ -163,7 +163,7 @@ def test_refusals_come_in_the_order_of_the_commands(filled):
 def test_of_a_run_the_puts_of_refused_topics_are_refused(harness):
     asked = []
 
-    def refuse(need, peer):
+    def refuse(need, peer, request):
         asked.append(need)
         refuse_safe(need, peer)
 
@@ -184,7 +184,7 @@ def test_a_check_is_told_the_row_and_a_guard_the_topics_and_the_peer(harness):
     peer = guarded(
         harness,
         lambda verb, request: asked.append(verb),
-        lambda need, peer: asked.append((need, peer)),
+        lambda need, peer, request: asked.append((need, peer)),
     )
     gate = harness.gate
     for code, ext in frames(harness):
@@ -229,7 +229,7 @@ def test_what_has_to_wait_passes_the_gate_once(harness):
 
 @pytest.mark.parametrize("asked", ["check", "guard"])
 def test_a_check_with_a_bug_permits_nothing(harness, caplog, asked):
-    peer = guarded(harness, **{asked: lambda first, second: 1 / 0})
+    peer = guarded(harness, **{asked: lambda *asked: 1 / 0})
     assert peer.ask(put("t", 0)).text == "internal error: ZeroDivisionError"
     assert "ZeroDivisionError" in caplog.text
     assert list(harness.store.logs()) == []

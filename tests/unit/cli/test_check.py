@@ -50,7 +50,6 @@ class Check:
         self._capsys = capsys
 
     def __call__(self, *options):
-        self.data.mkdir(exist_ok=True)
         before = snapshot(self.data)
         code = run(["check", str(self.data), "--json", "--java-processors", "1", *options])
         assert snapshot(self.data) == before
@@ -61,6 +60,7 @@ class Check:
 
 @pytest.fixture
 def check(tmp_path, capsys):
+    (tmp_path / "data").mkdir(0o700)
     return Check(tmp_path / "data", capsys)
 
 
@@ -85,6 +85,14 @@ def test_segments_of_java_are_counted_and_joined(check):
     assert found["checked_bytes"] == found["bytes"] == len(first + second)
     assert found["index"] == {"missing": 2}
     assert not said(report, "damage") + said(report, "warning")
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o750, 0o702])
+def test_a_directory_that_others_may_read_is_a_warning(check, mode):
+    write(check.data / "t-0" / SEGMENT, record(b"one"))
+    check.data.chmod(mode)
+    expected = [] if mode == 0o700 else [f"users other than the owner of {check.data} may read or change it"]
+    assert [text.partition(" (mode")[0] for text in said(check(), "warning")] == expected
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import logging
 import pwd
 import re
+import stat
 from contextlib import closing
 from typing import Any
 
@@ -219,3 +220,15 @@ def test_a_home_directory_that_takes_no_file_is_told_with_the_options(tmp_path, 
     assert left_of_cluster("zk:2181", "/meta", "g") is None
     with pytest.raises(LocalStoreError, match=r"cannot be opened: .*on_reject=LocalRecoverStore\(directory\)"):
         of_cluster("zk:2181", "/meta", "g")
+
+
+def test_only_the_owner_may_read_what_is_kept(tmp_path):
+    existing = tmp_path / "home"
+    existing.mkdir(0o755)
+    with closing(opened(existing / ".metaq_recover" / "cluster")) as store:
+        store(message(1), FAILURE)
+        paths = list(existing.rglob("*"))
+        assert {"0.db", "g", "cluster", ".metaq_recover"} <= {path.name for path in paths}
+        modes = {(path.is_dir(), stat.S_IMODE(path.stat().st_mode)) for path in paths}
+        assert modes == {(True, 0o700), (False, 0o600)}
+        assert stat.S_IMODE(existing.stat().st_mode) == 0o755, "that was there before"

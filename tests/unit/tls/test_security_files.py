@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from metaq.broker.configuration.security_ini import read_security
+from metaq.broker.configuration.security_ini import AuditSettings, read_security
 from metaq.broker.network.tls import Certificates, may_be_plain
 from metaq.cli import authority
 from metaq.cli.authority import make_authority, make_broker, make_client
@@ -235,3 +235,29 @@ def test_the_smallest_network_names_the_user_of_an_address(pki):
 def test_a_mistake_in_addresses_is_named(pki, line, said):
     with pytest.raises(ConfigError, match=said):
         read_security(ini(pki, f"[tls]\n{BOTH}[addresses]\n{line}\n"))
+
+
+def audit_settings(pki, text):
+    return read_security(ini(pki, f"[tls]\n{BOTH}{text}")).audit
+
+
+def test_the_section_audit(pki):
+    assert audit_settings(pki, "") is None
+    file = str(pki / "mq1" / "logs" / "audit.log")
+    assert audit_settings(pki, "[audit]\nfile = logs/audit.log\n") == AuditSettings(file, 16 * 1024 * 1024, 8)
+    found = audit_settings(pki, "[audit]\nfile = /var/log/a\nmaxBytes = 1024*1024\nfiles = 2\n")
+    assert found == AuditSettings("/var/log/a", 1 << 20, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "name the file of the audit log"),
+        ("file = a\nfiles = 1\n", "files=1: must be 2 "),
+        ("file = a\nmaxBytes = 100\n", "maxBytes=100: must be 4096 "),
+        ("file = a\nmaxbytes = 100\n", "did you mean maxBytes"),
+    ],
+)
+def test_a_mistake_in_the_section_audit_is_named(pki, text, said):
+    with pytest.raises(ConfigError, match=said):
+        audit_settings(pki, f"[audit]\n{text}")

@@ -58,7 +58,7 @@ def make(harness, tmp_path):
 
 def is_refused(control, need=SEND, principal=APP):
     try:
-        control.check(need, Peer(principal))
+        control.check(need, Peer(principal), "SEND")
     except AccessRefused:
         return True
     return False
@@ -68,8 +68,8 @@ def test_before_anything_is_read_nothing_is_permitted_but_nothing(make):
     control = make()
     assert not control.is_open
     with pytest.raises(BrokerStarting):
-        control.check(SEND, Peer())
-    control.check(Need(AccessOperation.NOTHING), Peer(ANYBODY))
+        control.check(SEND, Peer(), "SEND")
+    control.check(Need(AccessOperation.NOTHING), Peer(ANYBODY), "HEARTBEAT")
 
 
 def test_a_cluster_that_never_had_users_is_open(make, harness, tmp_path):
@@ -111,7 +111,7 @@ def test_users_that_zookeeper_has_lost_are_valid_for_some_time_and_then_nothing_
     make.now[0] += 1
     for each in (control, make()):
         with pytest.raises(AccessRefused, match="gone from ZooKeeper for too long"):
-            each.check(SEND, Peer())
+            each.check(SEND, Peer(), "SEND")
     control.see(ENFORCED)
     harness.threads.run()
     assert not is_refused(control)
@@ -151,7 +151,7 @@ def test_observing_refuses_nothing_and_reports_what_would_be(make, harness):
         assert not is_refused(control, principal=ANYBODY)
     make.now[0] += 5
     assert not is_refused(control, Need(AccessOperation.CONSUME, "t", "g"))
-    control.check(SEND, Peer())
+    control.check(SEND, Peer(), "SEND")
     control.admin_logged_in("root")
     assert json.loads(json.dumps(control.report())) == {
         "mode": "observe",
@@ -245,26 +245,26 @@ def test_what_is_remembered_of_a_connection_ends_with_the_permissions_and_has_a_
     control.see(Permissions(AccessMode.ENFORCE, {"app": User("app", Access([AccessGrant.parse("send:t*")]))}))
     peer = Peer()
     for number in range(10):
-        control.check(Need(AccessOperation.SEND, f"t{number}"), peer)
+        control.check(Need(AccessOperation.SEND, f"t{number}"), peer, "SEND")
     assert peer.granted is not None
     assert len(peer.granted.needs) <= 3
     control.see(Permissions(AccessMode.ENFORCE, {"app": User("app", Access([]))}))
     with pytest.raises(AccessRefused):
-        control.check(Need(AccessOperation.SEND, "t9"), peer)
+        control.check(Need(AccessOperation.SEND, "t9"), peer, "SEND")
 
 
 def test_of_a_user_who_expires_and_of_users_that_are_lost_nothing_is_remembered(make):
     control = make()
     control.see(Permissions(AccessMode.ENFORCE, {"app": User("app", Access([AccessGrant.parse("send:t")]), 1_000_005)}))
     peer = Peer()
-    control.check(SEND, peer)
+    control.check(SEND, peer, "SEND")
     make.now[0] += 5
     with pytest.raises(AccessRefused, match="has expired"):
-        control.check(SEND, peer)
+        control.check(SEND, peer, "SEND")
     control.see(ENFORCED)
-    control.check(SEND, peer)
+    control.check(SEND, peer, "SEND")
     control.see(None)
-    control.check(SEND, peer)
+    control.check(SEND, peer, "SEND")
     make.now[0] += HOLD_SECONDS * 1000
     with pytest.raises(AccessRefused, match="for too long"):
-        control.check(SEND, peer)
+        control.check(SEND, peer, "SEND")

@@ -109,7 +109,7 @@ def refusing(harness):
     class Guard:
         by_grants = False
 
-        def check(self, need, peer):
+        def check(self, need, peer, request):
             asked[-1] += (need.topic, peer.host)
             raise MetaqError("nothing is permitted here")
 

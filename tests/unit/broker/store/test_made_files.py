@@ -1,5 +1,7 @@
 """Files and directories that the store makes or replaces are there after a power cut."""
 
+import stat
+
 import pytest
 
 from metaq.broker.store.directories import lock_data_path
@@ -22,6 +24,19 @@ def test_a_data_directory_and_those_above_it_stay(tmp_path):
     files.close(lock_data_path(files, str(path)))
     files.lose_power()
     assert path.is_dir()
+
+
+def test_only_the_owner_may_read_what_is_made_but_what_exists_is_not_changed(tmp_path):
+    files, existing = FaultyFiles(), tmp_path / "existing"
+    existing.mkdir(0o755)
+    files.close(lock_data_path(files, str(existing / "data")))
+    replace_file(files, str(existing / "data" / "t-0" / "state"), b"")
+    paths = list((existing / "data").rglob("*"))
+    assert len(paths) == 3
+    assert [path for path in (existing / "data", *paths) if path.stat().st_mode & 0o077] == []
+    assert stat.S_IMODE(existing.stat().st_mode) == 0o755
+    files.close(lock_data_path(files, str(existing)))
+    assert stat.S_IMODE(existing.stat().st_mode) == 0o755
 
 
 def test_a_partition_that_takes_no_writes_begins_no_segment_and_takes_no_damaged_bytes(harness):
