@@ -171,7 +171,7 @@ class Logins:
             if len(self._verified) >= _MAX_VERIFIED:
                 self._verified.clear()
             self._verified[digest] = user
-            self._has_logged_in(user, host, "Basic authentication", each=False)
+        self._has_logged_in(user, host, "Basic authentication", each=False)
         return Principal("user", name)
 
     def _fits(self, name: str, user: User | None, password: str) -> bool:

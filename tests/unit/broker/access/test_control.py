@@ -176,7 +176,7 @@ def test_what_is_counted_has_a_limit_and_one_address_hides_no_other(make, monkey
         peer = Peer()
         peer.host = host
         with pytest.raises(AccessRefused):
-            control.check(Need(AccessOperation.SEND, topic), peer)
+            control.check(Need(AccessOperation.SEND, topic), peer, "SEND")
 
     def named():
         return [(each["address"], each["need"], each["count"]) for each in control.report()["refused"]]
