@@ -4,15 +4,14 @@ A *grant* is one line of a user's permissions, as users write it in commands and
 
     send:orders                 send messages to the topic orders
     consume:orders@billing      consume the topic orders in the group billing, with the group's failed messages
-    consume:orders              read the topic orders without a group, as Spark and `metaq messages` do
+    consume:orders              read the topic orders without a group, as Spark and `metaq consume` do
     see:orders                  see what the topic has (its partitions, offsets and counts), but no messages
     transact                    list, commit and roll back prepared XA transactions
     admin                       everything, also the requests of operators
     deny send:secret-*          never send to such a topic, whatever other grants say
 
 A name that ends with `*` stands for all names that begin with the characters before the `*`. A `@` inside a name is
-written twice. `send` and `consume` of a
-topic include `see` of this topic. docs/security.md describes grants for users.
+written twice. `send` and `consume` of a topic include `see` of this topic. docs/security.md describes grants for users.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from typing import Literal, NamedTuple
 
 from .errors import InvalidName
 from .limits import check_group, check_topic
-from .own_topics import DEAD_PREFIX, OWN_MARK, REPLY_TOPIC, RETRY_PREFIX
+from .own_topics import OWN_MARK, REPLY_TOPIC, owner_of
 
 __all__ = [
     "ANYBODY",
@@ -45,7 +44,7 @@ __all__ = [
 ]
 
 MAX_GRANTS = 256
-"""Largest number of grants of one user. Deciding about a request takes time in proportion to this number."""
+"""Largest number of grants of one user. A decision about all topics goes through all of them."""
 _USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ALL = "*"
 _HIDDEN = "\0"  # stands for @@ while a grant is parsed; no name contains it
@@ -104,9 +103,8 @@ class Need(NamedTuple):
             return str(operation)
         if topic is None:
             return f"{AccessOperation.CONSUME}:{_ALL}@{_written(group)}" if group else f"{operation}:{_ALL}"
-        for prefix in (RETRY_PREFIX, DEAD_PREFIX):
-            if topic.startswith(prefix):
-                return f"{AccessOperation.CONSUME}:TOPIC@{_written(topic.removeprefix(prefix))}"
+        if (owner := owner_of(topic)) is not None:
+            return f"{AccessOperation.CONSUME}:TOPIC@{_written(owner)}"
         return f"{operation}:{_written(topic) or _ALL}" + (f"@{_written(group)}" if group else "")
 
 
@@ -212,10 +210,8 @@ class AccessGrant(NamedTuple):
 
     def _keeps(self, topic: str) -> bool:
         """Whether the topic holds the failed messages or the dead letters of a group that this grant names."""
-        for prefix in (RETRY_PREFIX, DEAD_PREFIX):
-            if topic.startswith(prefix):
-                return self._names_group(topic.removeprefix(prefix))
-        return False
+        owner = owner_of(topic)
+        return owner is not None and self._names_group(owner)
 
     def _forbids(self, need: Need) -> bool:
         operation, topic, group = need
@@ -290,6 +286,10 @@ class User(NamedTuple):
     password, because his certificate names him.
     """
 
+    def has_expired(self, now_ms: float) -> bool:
+        """Return whether the user has stopped to exist. now_ms: the time in milliseconds of the Unix epoch."""
+        return self.expires_ms is not None and now_ms >= self.expires_ms
+
     @property
     def stamp(self) -> str:
         """A text that changes with the password; it tells nothing about the password."""
@@ -343,7 +343,7 @@ class Permissions(NamedTuple):
             return f"the user {principal.name} does not exist, or not any more"
         if principal.stamp and principal.stamp != user.stamp:
             return f"the password of the user {principal.name} has changed since this login: log in again"
-        if user.expires_ms is not None and now_ms >= user.expires_ms:
+        if user.has_expired(now_ms):
             return f"the user {principal.name} has expired: metaq users expire {principal.name} 30d prolongs it"
         if principal.kind == "address":
             if need.operation in (AccessOperation.ADMIN, AccessOperation.COOPERATE):

@@ -21,6 +21,7 @@ __all__ = [
     "RETRY_PREFIX",
     "dead_topic",
     "is_own_topic",
+    "owner_of",
     "retry_topic",
 ]
 
@@ -58,11 +59,22 @@ def is_own_topic(name: str) -> bool:
         return False
     if name == REPLY_TOPIC:
         return True
+    group = owner_of(name)
+    if group is None:
+        return False
+    try:
+        check_group(group)
+        check_topic(name)
+    except InvalidName:
+        return False
+    return True
+
+
+def owner_of(topic: str) -> str | None:
+    """Return the group whose failed messages or dead letters this topic holds, or None if it is no such topic. The
+    group's name is not checked.
+    """
     for prefix in (RETRY_PREFIX, DEAD_PREFIX):
-        if name.startswith(prefix):
-            try:
-                check_topic(prefix + check_group(name.removeprefix(prefix)))
-            except InvalidName:
-                return False
-            return True
-    return False
+        if topic.startswith(prefix):
+            return topic.removeprefix(prefix)
+    return None

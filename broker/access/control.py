@@ -30,6 +30,7 @@ from metaq.protocol.access import OPEN, AccessMode, AccessOperation, Need, Permi
 from metaq.protocol.errors import AccessRefused, BrokerStarting, MetaqError, StoreError
 
 from ..runtime.few_lines import FewLines
+from ..store.files import Files, replace_file
 from .audit import Audit, is_of_operators
 
 __all__ = ["HOLD_SECONDS", "AccessControl", "Granted"]
@@ -79,6 +80,7 @@ class AccessControl:
         self,
         broker_id: int,
         folder: str,
+        files: Files,
         now_ms: Callable[[], float],
         in_thread: Callable[[Callable[[], object]], Deferred[object]],
         refused_lines: FewLines,
@@ -90,6 +92,7 @@ class AccessControl:
         """
         self._broker_id = broker_id
         self._path = os.path.join(folder, _SAVED)
+        self._files = files
         self._in_thread = in_thread
         self._saving = self._unsaved = False
         self.changed: Callable[[], None] = lambda: None
@@ -183,12 +186,7 @@ class AccessControl:
             return
         users = {name: format_user(StoredUser(user)).decode() for name, user in permissions.users.items()}
         mode = format_mode(StoredMode(permissions.mode)).decode()
-        new = self._path + ".new"
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            json.dump({"mode": mode, "users": users, "gone": gone_since}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, self._path)
+        replace_file(self._files, self._path, json.dumps({"mode": mode, "users": users, "gone": gone_since}).encode())
 
     def _saved(self) -> Permissions | None:
         try:

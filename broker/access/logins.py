@@ -192,7 +192,7 @@ class Logins:
     def _user(self, name: str) -> User | None:
         permissions = self._control.permissions
         user = permissions.users.get(name) if permissions is not None and is_user(name) else None
-        return None if user is None or (user.expires_ms is not None and self._now_ms() >= user.expires_ms) else user
+        return None if user is None or user.has_expired(self._now_ms()) else user
 
     def _check_encrypted(self, host: str, is_encrypted: bool) -> None:
         if not is_encrypted:

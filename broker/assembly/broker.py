@@ -155,6 +155,7 @@ class Broker:
         self.access = AccessControl(
             config.broker_id,
             config.system.data_path,
+            store.files,
             self.now_ms,
             self.in_thread,
             FewLines(logging.getLogger(f"{__package__}.access"), "requests refused", reactor),

@@ -94,6 +94,7 @@ from ..requests.needs import (
     sees_group,
     sees_messages,
     sends,
+    sends_in_transaction,
     shows,
 )
 from ..requests.pull import Pull
@@ -241,7 +242,14 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         reading.places.connection_lost(caller)
 
     texts: Mapping[type, Verb] = {
-        Put: Verb(put_alone, sends, _put_bytes, stores=True, gathers=True, in_transaction=Verb(put_with_key, sends)),
+        Put: Verb(
+            put_alone,
+            sends,
+            _put_bytes,
+            stores=True,
+            gathers=True,
+            in_transaction=Verb(put_with_key, sends_in_transaction),
+        ),
         PutRun: Verb(partial(answer_run, writing, answers), of_run, _run_bytes, stores=True),
         TooLargePut: Verb(lambda put, caller: answers.too_large(put), NOTHING, nodes=Nodes.ALL),
         Sync: of_brokers(
@@ -262,14 +270,14 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
             _put_bytes,
             stores=True,
             gathers=True,
-            in_transaction=Verb(transactions.send, sends, _body_bytes),
+            in_transaction=Verb(transactions.send, sends_in_transaction, _body_bytes),
         ),
         RequestCode.SEND_BATCH: Verb(
             partial(answer_send_batch, writing),
             sends,
             _body_bytes,
             stores=True,
-            in_transaction=Verb(transactions.send_batch, sends, _body_bytes),
+            in_transaction=Verb(transactions.send_batch, sends_in_transaction, _body_bytes),
         ),
         RequestCode.SEND_MANY: Verb(
             partial(answer_send_many, writing, broker.reactor),

@@ -44,6 +44,7 @@ __all__ = [
     "sees_group",
     "sees_messages",
     "sends",
+    "sends_in_transaction",
     "shows",
 ]
 
@@ -88,10 +89,15 @@ _new = tuple.__new__  # a NamedTuple's own constructor takes three times as long
 
 def sends(request: Any) -> Iterable[Need]:
     topic = request.ext.get("topic", "") if type(request) is Frame else request.topic
-    need = _new(Need, (AccessOperation.SEND, _name(topic), ""))
-    tx_key = request.ext.get(TX_KEY) if type(request) is Frame else getattr(request, "tx_key", None)
-    # any client may put a message into an XA transaction whose key it knows
-    return (need,) if tx_key is None or not is_xa(tx_key) else (need, *TRANSACT(request))
+    return (_new(Need, (AccessOperation.SEND, _name(topic), "")),)
+
+
+def sends_in_transaction(request: Any) -> Iterable[Need]:
+    """For a message with a transaction's key. Any client may put a message into an XA transaction whose key it knows,
+    so that needs `transact`, too.
+    """
+    tx_key = request.ext[TX_KEY] if type(request) is Frame else request.tx_key
+    return (*sends(request), *TRANSACT(request)) if is_xa(tx_key) else sends(request)
 
 
 def consumes(request: Any) -> Iterable[Need]:

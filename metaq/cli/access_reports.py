@@ -201,7 +201,7 @@ def unmet(refused: RefusedNeed, users: Mapping[str, User], now_ms: float) -> boo
     the result is True then.
     """
     user = users.get(refused.user)
-    if user is None or (user.expires_ms is not None and user.expires_ms <= now_ms):
+    if user is None or user.has_expired(now_ms):
         return True
     need = _parsed(refused.need)
     return need is None or not user.access.permits(need)
@@ -294,7 +294,7 @@ def _raw_note(refused: RefusedNeed, users: Mapping[str, User], now_ms: float) ->
     user = users.get(name)
     if user is None:
         return f"{who} needs {refused.need}, but there is no such user: metaq users add makes it"
-    if user.expires_ms is not None and user.expires_ms <= now_ms:
+    if user.has_expired(now_ms):
         return f"{who} needs {refused.need}, but has expired: metaq users expire {name} prolongs it"
     need = _parsed(refused.need)
     if need is None:
@@ -318,9 +318,7 @@ def logged_in_admins(reports: Iterable[AccessReport], users: Mapping[str, User],
     return sorted(
         name
         for name in names
-        if (user := users.get(name)) is not None
-        and user.access.permits(admin)
-        and (user.expires_ms is None or user.expires_ms > now_ms)
+        if (user := users.get(name)) is not None and user.access.permits(admin) and not user.has_expired(now_ms)
     )
 
 

@@ -138,7 +138,7 @@ def parse_need(operation: str, resource: str) -> Need:
 
 def decide(user: User, need: Need, now_ms: float) -> AccessDecision:
     """Return whether a user may do what needs `need`, in a cluster that enforces grants."""
-    if user.expires_ms is not None and user.expires_ms <= now_ms:
+    if user.has_expired(now_ms):
         return AccessDecision(False, None, f"the user {user.name} has expired")
     found = covering_grant(user, need)
     if found is None:

@@ -175,7 +175,7 @@ def _row(user: User, now_ms: float) -> dict[str, Any]:
         "grants": list(map(str, user.access.grants)),
         "login": "password" if user.verifiers else "certificate",
         "expires_ms": user.expires_ms,
-        "expired": user.expires_ms is not None and user.expires_ms <= now_ms,
+        "expired": user.has_expired(now_ms),
     }
 
 

@@ -48,7 +48,15 @@ class Starts:
 
     def __call__(self):
         lines = FewLines(logging.getLogger("metaq.test"), "refused", self._harness.reactor)
-        return AccessControl(0, str(self._folder), lambda: self.now[0], self._harness.broker.in_thread, lines, lines)
+        return AccessControl(
+            0,
+            str(self._folder),
+            self._harness.store.files,
+            lambda: self.now[0],
+            self._harness.broker.in_thread,
+            lines,
+            lines,
+        )
 
 
 @pytest.fixture
@@ -135,7 +143,7 @@ def test_of_changes_that_come_while_the_file_is_written_the_last_is_written(make
 
 def test_a_file_that_cannot_be_written_is_logged_and_the_grants_hold(make, harness, tmp_path, caplog):
     control = make()
-    (tmp_path / "metaqaccess.json.new").mkdir()
+    (tmp_path / ".metaqaccess.json.tmp").mkdir()
     control.see(ENFORCED)
     harness.threads.run()
     assert "cannot be saved" in caplog.text

@@ -45,7 +45,9 @@ class Scene:
         self.now_ms = 1_000.0
         self.seconds = 100.0
         lines = FewLines(logging.getLogger("metaq.test"), "refused", harness.reactor)
-        self.control = AccessControl(0, str(folder), lambda: self.now_ms, harness.broker.in_thread, lines, lines)
+        self.control = AccessControl(
+            0, str(folder), harness.store.files, lambda: self.now_ms, harness.broker.in_thread, lines, lines
+        )
         self.control.see(Permissions(AccessMode.ENFORCE, USERS))
         self.logins = Logins(self.control, lambda: self.now_ms, lambda: self.seconds)
 
