@@ -36,6 +36,11 @@ RUNS: Mapping[str, tuple[int, Mapping[str, object], Mapping[str, int]]] = {
         {"seconds": 3.0},
         {"kills": 1, "writes acknowledged": 1, "values read": 1, "sessions attached again": 1},
     ),
+    "hostile": (
+        TODAY,
+        {"inputs": 800},
+        {f"{port}: inputs": 800 for port in ("text", "records", "frames", "user", "http", "https")},
+    ),
     "power, flips": (TODAY, {"flips": FLIPS, "only": "flips"}, {"changes at rest": FLIPS}),
 }
 """By scenario: a seed, options, and how much must have happened at least, on any machine: that it ran at all."""

@@ -60,4 +60,5 @@ SCENARIOS: Mapping[str, Scenario] = {
     "fuzz": Scenario("tests.zookeeper_fuzz.campaign"),
     "zookeeper": Scenario("tests.zookeeper_fuzz.kills"),
     "moves": Scenario("tests.soak.rolling"),
+    "hostile": Scenario("tests.hostile.run"),
 }
