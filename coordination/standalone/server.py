@@ -72,6 +72,7 @@ class Moment(NamedTuple):
 
 class ServerSettings(NamedTuple):
     """The settings of one server. keeps: whether the server writes the changes of its state to a log.
+    knows_x509: whether the server has a secure port, so that ACLs may contain names of client certificates.
 
     port, data_dir, environment: used only in the answers to four-letter words such as `srvr`.
     """
@@ -79,6 +80,7 @@ class ServerSettings(NamedTuple):
     tick_time_ms: int
     max_session_timeout_ms: int
     keeps: bool
+    knows_x509: bool = False
     port: int = 0
     data_dir: str = ""
     environment: tuple[tuple[str, str], ...] = ()
@@ -540,4 +542,6 @@ def _proved(connection: PeerConnection, scheme: str | None, credentials: bytes |
     """
     if scheme == "digest" and credentials is not None:
         return ("digest", digest(credentials))
+    if scheme == "x509":  # proved by the TLS handshake, or not at all
+        return next((each for each in connection.identities if each[0] == "x509"), None)
     return ("ip", connection.host) if scheme == "ip" else None

@@ -43,7 +43,7 @@ class SecureZooKeeper(EmbeddedZooKeeper):
         return f"{self.host}:{self.secure_port}"
 
     def _write_config(self) -> Path:
-        self.secure_port = ready_port("port", self.secure_port, self.host)
+        self.secure_port = ready_port("port", self.secure_port or 0, self.host)
         settings = {
             "secureClientPort": self.secure_port,
             "secureClientPortAddress": self.host,
