@@ -41,7 +41,11 @@ class ServerTls:
         would refuse it.
         """
         self.context()
-        self.files.own_certificate()
+        try:
+            self.files.own_certificate()
+        except ConfigError as error:
+            remedy = f"{error.remedy}, so no client accepts this certificate: make a new one"
+            raise ConfigError(error.option, error.value, remedy) from error
 
     def is_shown_at(self, host: str, port: int, timeout: float = 1.0) -> bool:
         """Return whether a server with this certificate accepts TLS connections at an address. timeout: in seconds."""

@@ -99,6 +99,11 @@ def identities(server: StandaloneZooKeeper, pki: Path, name: str = "") -> list[s
     return re.findall(r"CN=\w+", answer.decode("latin-1"))
 
 
+def test_a_client_without_tls_learns_what_is_missing(server: InProcessZooKeeper):
+    with pytest.raises(CoordinationUnavailable, match=r"speaks TLS: add a section \[zookeeper\]"):
+        ZkSession(server.connect_string).start(20.0)
+
+
 def test_both_ports_serve_the_same_data(pki: Path, tmp_path: Path):
     with (
         StandaloneZooKeeper(tmp_path / "zk", tls=server_tls(pki), secure_port=0) as server,

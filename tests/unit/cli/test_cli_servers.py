@@ -64,7 +64,7 @@ def test_a_directory_is_for_users_or_for_everybody_from_its_first_start_on(tmp_p
 
 
 def test_what_up_prints_quotes_what_a_shell_a_grant_and_python_need():
-    text = steps_of_users("127.0.0.1:2181", 'it\'s@"home"', Path("/a b/admin.ini"))
+    text = steps_of_users("127.0.0.1:2181", 'it\'s@"home"', Path("/a b/admin.ini"), zookeeper_tls=True)
     _, _, export, add, _, *program = text.splitlines()
     assert shlex.split(export)[-1] == "METAQ_PROFILE=/a b/admin.ini"
     words = shlex.split(add)
