@@ -55,8 +55,8 @@ def open_server(place: ServerPlace, reactor: Any, files: Files = REAL_FILES) -> 
         place.tick_time_ms,
         place.max_session_timeout_ms,
         keeps=log is not None,
-        knows_x509=place.secure is not None,
-        port=place.port or (0 if place.secure is None else place.secure.port),
+        port=place.port or 0,
+        secure_port=0 if place.secure is None else place.secure.port,
         data_dir=str(place.directory or ""),
         environment=_environment(),
     )

@@ -71,8 +71,8 @@ class Moment(NamedTuple):
 
 
 class ServerSettings(NamedTuple):
-    """The settings of one server. keeps: whether the server writes the changes of its state to a log.
-    knows_x509: whether the server has a secure port, so that ACLs may contain names of client certificates.
+    """The settings of one server. keeps: whether the server writes the changes of its state to a log. port: the port
+    without TLS; 0 if there is none. secure_port: the port with TLS; 0 if there is none.
 
     port, data_dir, environment: used only in the answers to four-letter words such as `srvr`.
     """
@@ -80,10 +80,15 @@ class ServerSettings(NamedTuple):
     tick_time_ms: int
     max_session_timeout_ms: int
     keeps: bool
-    knows_x509: bool = False
     port: int = 0
+    secure_port: int = 0
     data_dir: str = ""
     environment: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def knows_x509(self) -> bool:
+        """Whether ACLs may contain names of client certificates."""
+        return self.secure_port > 0
 
 
 class StandaloneServer:

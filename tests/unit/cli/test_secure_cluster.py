@@ -95,9 +95,8 @@ def test_files_of_an_earlier_version_get_what_they_lack_once(tmp_path):
     changed = read_security(str(ini))
     assert changed.audit is not None
     assert changed.audit.file == str(ini.with_name("audit.log"))
-    assert changed.zookeeper == CertificateFiles(
-        *(str(ini.with_name(name)) for name in ("ca.pem", "broker.pem", "broker.key")), f"{ini}: zookeeper"
-    )
+    ca, certificate, key = (str(ini.with_name(name)) for name in ("ca.pem", "broker.pem", "broker.key"))
+    assert changed.zookeeper == CertificateFiles(ca, certificate, key, f"{ini}: zookeeper")
     assert len(security.identities) == 3
     assert start(tmp_path)[1] == []
 

@@ -62,7 +62,7 @@ class Server:
 
     def __init__(self, keeps: bool = False, max_session_timeout_ms: int = 60_000, knows_x509: bool = False) -> None:
         self.ms = 1_000_000
-        settings = ServerSettings(TICK_MS, max_session_timeout_ms, keeps, knows_x509)
+        settings = ServerSettings(TICK_MS, max_session_timeout_ms, keeps, secure_port=2281 if knows_x509 else 0)
         self.core = StandaloneServer(settings, self.now)
         self.log: list = []
 
