@@ -104,7 +104,7 @@ def _tls(
     if certificate is None or key is None:
         given = {"--certificate": certificate, "--key": key, "--ca": ca, "--secure-port": secure_port}
         if named := [option for option, value in given.items() if value is not None]:
-            raise click.UsageError(f"{named[0]} needs --certificate and --key")
+            raise click.UsageError(f"{named[0]}: give both --certificate and --key")
         return None
     if apache_jars is not None:
         remedy = "leave out --zookeeper, or set up Apache's secureClientPort yourself"

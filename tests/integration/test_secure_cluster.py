@@ -20,7 +20,7 @@ from metaq.coordination.session.zk_session import ZkSession
 from metaq.protocol.errors import CoordinationUnavailable
 from tests.waiting import DEADLINE
 
-from .cli_helpers import START_SECONDS, Up, first_line, run, start, stop
+from .cli_helpers import START_SECONDS, Up, first_line, jars_of_apache, run, start, stop
 from .doc_examples import all_blocks
 
 UP = ("up", "--secure", "--port", "0", "--zookeeper-port", "0")
@@ -170,6 +170,19 @@ def test_whoever_has_no_certificate_cannot_make_an_admin(tmp_path):
             with pytest.raises(NoAuthError):
                 anybody.zk.get("/meta/security/users/admin")
         assert cluster.ran(cluster.admin, "users", "add", "app").code == 0
+
+
+def test_apaches_zookeeper_stays_without_tls_and_the_files_stay_fit_for_it(tmp_path):
+    data, server = tmp_path / "data", ("--zookeeper", jars_of_apache(tmp_path / "jars", "3.9.6"))
+    with Secure(data, "--topic", "orders", *server) as cluster:
+        assert "ZooKeeper has no TLS: any program" in cluster.text
+        assert cluster.ran(cluster.admin, "users", "list").code == 0
+        cluster.stop()
+    refused = run(*UP, "--data-dir", str(data))
+    assert (refused.code, "holds the data of Apache's" in refused.err) == (1, True), refused
+    with Secure(data, *server) as cluster:
+        assert cluster.ran(cluster.admin, "produce", "--topic", "orders", stdin=b"a\n").code == 0
+        assert cluster.stop() == ""
 
 
 def of_an_earlier_version(data: Path, app: Path) -> None:
