@@ -22,7 +22,7 @@ from .transport import PlainConnection
 __all__ = ["HANDSHAKE_SECONDS", "TlsConnection"]
 
 HANDSHAKE_SECONDS = 10.0
-"""If a TLS handshake is not complete this many seconds after its begin, the server closes the connection."""
+"""If a TLS handshake is not complete this many seconds after its start, the server closes the connection."""
 
 
 class TlsConnection(PlainConnection):
