@@ -137,6 +137,11 @@ class TlsStream:
         return found
 
     @property
+    def certificate_bytes(self) -> bytes:
+        """The peer's verified certificate in DER. It is b"" if the peer has no certificate."""
+        return (self._tls.getpeercert(True) or b"") if self.certificate else b""
+
+    @property
     def certified_hosts(self) -> frozenset[str]:
         """The DNS names, in lower case, and the IP addresses in the peer's verified certificate."""
         named = cast("Iterable[tuple[str, str]]", self.certificate.get("subjectAltName", ()))

@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Literal, TypeAlias, cast, get_args
 
-from metaq.coordination.runtime.certificates import CertificateFiles
+from metaq.coordination.runtime.certificates import CertificateFiles, ClientCertificates
 from metaq.protocol.access import is_user
 from metaq.protocol.errors import ConfigError
 
@@ -41,7 +41,6 @@ from .ini import Section, SectionValues, check_keys, parse_ini
 
 __all__ = ["AuditSettings", "Plain", "Security", "read_security"]
 
-ClientCertificates = Literal["none", "optional", "required"]
 Plain = Literal["loopback", "everywhere", "nowhere"]
 """Which clients may connect without TLS: only clients on this machine, all clients, or no client."""
 Brokers = Literal["required", "tls", "plain"]

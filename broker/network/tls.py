@@ -9,11 +9,9 @@ classes are used only on the reactor thread.
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import ssl
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, cast
 
 from twisted.internet import tcp
@@ -22,26 +20,21 @@ from twisted.internet.main import CONNECTION_DONE, CONNECTION_LOST
 
 from metaq.coordination.runtime.certificates import CertificateFiles
 from metaq.protocol.access import ANYBODY, Principal
-from metaq.protocol.errors import ConfigError, MetaqError, TlsFailed, TlsRequired
-from metaq.protocol.record import Buffer
-from metaq.protocol.tls import FIRST_BYTE, TlsStream
+from metaq.protocol.errors import ConfigError, MetaqError, TlsRequired
+from metaq.protocol.tls import FIRST_BYTE
 
 from ..configuration.security_ini import Plain, Security
 from ..runtime.account import numeric_address
 from ..runtime.few_lines import FewLines
-from .transport import FastConnection, PlainConnection
+from .tls_connection import TlsConnection
+from .transport import FastConnection
 
 if TYPE_CHECKING:
     from .session import Session
 
-__all__ = ["HANDSHAKE_SECONDS", "CertificateState", "Certificates"]
+__all__ = ["CertificateState", "Certificates"]
 
 _log = logging.getLogger(__name__)
-
-HANDSHAKE_SECONDS = 10.0
-"""If a TLS handshake is not complete this many seconds after the client's first byte, the broker closes the
-connection.
-"""
 
 
 class CertificateState(NamedTuple):
@@ -67,7 +60,7 @@ class Certificates:
     def __init__(self, security: Security) -> None:
         """security: the settings in security.ini. Raises ConfigError if the certificate files cannot be used."""
         self._security = security
-        self._seen = self._stamps()  # before reading, so that the next look notices a change in between
+        self._seen = self._security.files.stamps()  # before reading, so that the next look notices a change in between
         self.context, self._to_brokers = self._load()
         self.state = self._state()
         self._refused: FewLines | None = None
@@ -117,7 +110,7 @@ class Certificates:
         for new connections. This method never raises an exception. If the files cannot be used, the method logs the
         reason, and the broker continues to use the former certificate.
         """
-        stamps = self._stamps()
+        stamps = self._security.files.stamps()
         if stamps == self._seen:
             return
         self._seen = stamps
@@ -172,17 +165,6 @@ class Certificates:
         expires = ssl.cert_time_to_seconds(str(shown["notAfter"]))
         return CertificateState(path, "".join(names[:1]), str(shown["serialNumber"]), expires)
 
-    def _stamps(self) -> list[tuple[int, int, int] | None]:
-        files = self._security.files
-        stamps: list[tuple[int, int, int] | None] = []
-        for path in filter(None, (files.certificate, files.key, files.ca)):
-            try:
-                found = os.stat(path)
-                stamps.append((found.st_ctime_ns, found.st_size, found.st_ino))
-            except OSError:
-                stamps.append(None)
-        return stamps
-
 
 def may_be_plain(plain: Plain, host: str) -> bool:
     """Return whether the setting `plain` allows a connection without TLS from this numeric address."""
@@ -192,16 +174,13 @@ def may_be_plain(plain: Plain, host: str) -> bool:
     return address is not None and address.is_loopback
 
 
-class _Secured(PlainConnection):
+class _Secured(TlsConnection):
     """A connection that the broker has accepted, with or without TLS. Subclasses pass the received bytes to `_decrypt`
     if `_stream` is not None.
     """
 
     certificates: ClassVar[Certificates]
-    refused: ClassVar[FewLines]
-    _stream: TlsStream | None = None
     _is_known = False  # whether it is known if this is TLS
-    _too_slow: Any = None
 
     def doRead(self) -> ConnectionLost | ConnectionDone | None:  # type: ignore[override]  # noqa: N802
         if not self._is_known:
@@ -220,14 +199,9 @@ class _Secured(PlainConnection):
         self._is_known = True
         host = self._client_host
         if is_tls:
-            self._stream = TlsStream(self.certificates.context, host, server_side=True)
-            self._too_slow = self.reactor.callLater(HANDSHAKE_SECONDS, self._end_slow)
+            self._begin(self.certificates.context)
         elif not may_be_plain(self.certificates.plain, host):
             self._refuse(TlsRequired())
-
-    @property
-    def _client_host(self) -> str:
-        return cast(str, self.getPeer().host)  # type: ignore[no-untyped-call]
 
     def _refuse(self, error: MetaqError) -> None:
         """Called if the connection does not use TLS although it must: from now on answer each request on it with
@@ -250,75 +224,6 @@ class _Secured(PlainConnection):
     def is_encrypted(self) -> bool:  # type: ignore[override]
         """Whether the connection uses TLS."""
         return self._stream is not None
-
-    def _end_slow(self) -> None:
-        self._too_slow = None
-        self._say(f"its handshake took longer than {HANDSHAKE_SECONDS:g} seconds")
-        self.abortConnection()  # type: ignore[no-untyped-call]
-
-    def _say(self, reason: str) -> None:
-        self.refused.info(f"the TLS connection of {self._client_host} is refused: {reason}")
-
-    def _decrypt(self, stream: TlsStream, data: bytes) -> ConnectionLost | ConnectionDone | None:
-        """Continue the handshake, or decrypt received bytes and give them to `_give`. Return the reason if the
-        connection must be closed.
-        """
-        try:
-            was_established = stream.established
-            stream.receive(data)
-            plaintext = stream.read()
-        except TlsFailed as error:
-            self._say(error.reason)
-            with suppress(OSError):  # the alert; Twisted drops what it has not sent when this method returns
-                self.socket.send(stream.take())
-            return CONNECTION_LOST
-        if not was_established:
-            super().write(stream.take())
-            if stream.established:
-                self._stop_timer()
-        if plaintext:
-            self._give(plaintext)
-        return CONNECTION_DONE if stream.ended else None
-
-    def _give(self, plaintext: bytes) -> None:
-        """Pass decrypted bytes to the protocol object. A TLS record has at most 16 KiB and is decrypted as a whole; so
-        `plaintext` has at most 16 KiB more than one read takes from the socket.
-        """
-        cast(Any, self.protocol).dataReceived(plaintext)
-
-    def write(self, data: Buffer) -> None:
-        if self._stream is None:
-            super().write(data)
-        else:
-            self._encrypted((data,))
-
-    def writeSequence(self, iovec: Iterable[Buffer]) -> None:  # noqa: N802
-        if self._stream is None:
-            super().writeSequence(iovec)
-        else:
-            self._encrypted(iovec)
-
-    def _encrypted(self, buffers: Iterable[Buffer]) -> None:
-        stream = self._stream
-        assert stream is not None
-        if self.connected and stream.established:
-            stream.write(buffers)
-            super().write(stream.take())
-
-    def loseConnection(self) -> None:  # noqa: N802
-        if self._stream is not None and self._stream.established and not self.disconnecting:
-            self._stream.end()
-            super().write(self._stream.take())
-        super().loseConnection()  # type: ignore[no-untyped-call]
-
-    def connectionLost(self, reason: Any) -> None:  # noqa: N802
-        self._stop_timer()
-        super().connectionLost(reason)
-
-    def _stop_timer(self) -> None:
-        if self._too_slow is not None:
-            self._too_slow.cancel()
-            self._too_slow = None
 
 
 class SecureConnection(_Secured, FastConnection):
@@ -369,8 +274,3 @@ class SecureHttpConnection(_Secured):
 
     def _refuse(self, error: MetaqError) -> None:
         cast(_HttpProtocol, self.protocol).refusal = str(error)
-
-    def _dataReceived(self, data: bytes | None) -> ConnectionLost | ConnectionDone | None:  # type: ignore[override]  # noqa: N802
-        if self._stream is None or not data:
-            return super()._dataReceived(data)
-        return self._decrypt(self._stream, data)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from twisted.internet import tcp
+from twisted.internet.defer import DeferredList
 from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IAddress
 from twisted.internet.protocol import Factory
@@ -22,7 +23,6 @@ from metaq.coordination.standalone.connections import PeerConnection
 from metaq.coordination.standalone.server import Moment, StandaloneServer
 from metaq.protocol.errors import ConfigError
 
-from ..network.transport import connection_class
 from ..runtime.account import Quotas, Shares, account_address
 from ..runtime.reactor import Transport
 from .keeper import Keeper
@@ -79,6 +79,11 @@ class _Peer(TwistedProtocol):
         self._transport = cast(Transport, self.transport)
         self._transport.registerProducer(self, True)
         self._connection = self._driver.connected(self, self.host, self._port)
+
+    def identified(self, name: str) -> None:
+        """Called by a connection to the secure port: `name` is the name of the client's verified certificate."""
+        if self._connection is not None:
+            self._connection.identities["x509", name] = None
 
     def dataReceived(self, data: bytes) -> None:  # noqa: N802
         connection = self._connection
@@ -156,7 +161,7 @@ def _is_too_much(connection: PeerConnection) -> bool:
 
 
 class ServerDriver(Factory):
-    """Listens on a port for a standalone ZooKeeper server, passes received requests to the server, and sends its
+    """Listens on the ports of a standalone ZooKeeper server, passes received requests to the server, and sends its
     answers. Its methods run on the reactor thread.
 
     files: the server's files, already loaded, or None if no data are kept. failure: None until a write to the files
@@ -178,15 +183,17 @@ class ServerDriver(Factory):
         self._peers: dict[PeerConnection, _Peer] = {}
         self._shares = Shares("connections", "", _connection_limit(), Quotas().address_share)
         self._scheduled = False
-        self._port: tcp.Port | None = None
+        self._ports: list[tcp.Port] = []
         self._timer: Any = None
         self._due_ms: int | None = None
         self._stalled_ms = 0
 
-    def listen(self, host: str, port: int) -> None:
-        """Begin to accept connections at this address. Raises ConfigError if that fails."""
+    def listen(self, host: str, port: int, connections: type[tcp.Server]) -> None:
+        """Begin to accept connections at this address. connections: the class of the accepted connections. The call may
+        be repeated for further ports. Raises ConfigError if that fails.
+        """
         listening = tcp.Port(port, cast(Any, self), _BACKLOG, host, self._reactor)
-        listening.transport = connection_class()
+        listening.transport = connections
         try:
             listening.startListening()
         except CannotListenError as error:
@@ -195,22 +202,24 @@ class ServerDriver(Factory):
             taken = isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE
             remedy = "stop the other program or choose another port" if taken else "choose another address or port"
             raise ConfigError("port", port, f"cannot listen on {host}:{port} ({reason}): {remedy}") from error
-        self._port = listening
-        self._tick()
+        self._ports.append(listening)
+        if self._timer is None:
+            self._tick()
 
     def close(self) -> None:
         """Stop listening, abort every connection, and write all accepted changes. Blocks until they are on the disk."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        port, self._port = self._port, None
+        ports, self._ports = self._ports, []
         for peer in list(self._peers.values()):
             peer.abort()
         if self._keeper is not None:
             self._keeper.close()
             self._keeper = None
-        if port is not None:
-            port.stopListening().addBoth(lambda _: self.stopped())  # type: ignore[no-untyped-call]
+        if ports:
+            ends = [each.stopListening() for each in ports]  # type: ignore[no-untyped-call]
+            DeferredList(ends, consumeErrors=True).addBoth(lambda _: self.stopped())
 
     def _failed(self, error: Exception) -> None:
         """Stop the server after its files could not be written. No more answers are sent, because the content of the

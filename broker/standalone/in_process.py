@@ -7,12 +7,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from metaq.coordination.servers.free_ports import ready_port
 from metaq.coordination.servers.local_zookeeper import STANDALONE_DIRECTORY, LocalZooKeeper
+from metaq.coordination.servers.server_tls import ServerTls
 from metaq.protocol.errors import ConfigError
 
 from .driver import ServerDriver
-from .opening import ServerPlace, open_server
+from .opening import SecurePlace, ServerPlace, begin, open_server
 from .reactor_thread import call, shared_reactor
 
 __all__ = ["InProcessZooKeeper"]
@@ -24,7 +24,7 @@ class InProcessZooKeeper(LocalZooKeeper):
     servers write their messages to Python's logging instead of a log file.
 
     data_dir: the directory of the server's files. If it is None, the data are only in memory and are lost at each
-    stop().
+    stop(). tls, secure_port: as in LocalZooKeeper.
     """
 
     def __init__(
@@ -35,9 +35,15 @@ class InProcessZooKeeper(LocalZooKeeper):
         *,
         tick_time_ms: int = 500,
         max_session_timeout_ms: int = 60_000,
+        tls: ServerTls | None = None,
+        secure_port: int | None = None,
     ) -> None:
         super().__init__(
-            data_dir or "", port, host, tick_time_ms=tick_time_ms, max_session_timeout_ms=max_session_timeout_ms
+            *(data_dir or "", port, host),
+            tick_time_ms=tick_time_ms,
+            max_session_timeout_ms=max_session_timeout_ms,
+            tls=tls,
+            secure_port=secure_port,
         )
         self._keeps = data_dir is not None
         self._driver: ServerDriver | None = None
@@ -68,9 +74,9 @@ class InProcessZooKeeper(LocalZooKeeper):
         try:
             if self._keeps:
                 self._refuse_apache()
-            self.port = ready_port("port", self.port, self.host)
+            self._ready_ports()
             self._reactor = shared_reactor()
-            place = ServerPlace(directory, self.host, self.port, self._tick_time_ms, self._max_session_timeout_ms)
+            place = self._place(directory)
             self._stopped.clear()
             self._driver = call(self._reactor, lambda: _listen(place, self._reactor, self._stopped))
         except OSError as error:
@@ -79,6 +85,12 @@ class InProcessZooKeeper(LocalZooKeeper):
         except BaseException:
             self.stop()
             raise
+
+    def _place(self, directory: Path | None) -> ServerPlace:
+        secure, plain = None, self.port if self.tls is None or self.secure_port is not None else None
+        if self.tls is not None:
+            secure = SecurePlace(self.port if self.secure_port is None else self.secure_port, self.tls)
+        return ServerPlace(directory, self.host, plain, self._tick_time_ms, self._max_session_timeout_ms, secure)
 
     def stop(self, timeout: float = 10.0) -> None:
         """Abort all connections and stop the server. Do nothing if it is not running. timeout: ignored."""
@@ -93,7 +105,7 @@ def _listen(place: ServerPlace, reactor: Any, stopped: threading.Event) -> Serve
     driver = open_server(place, reactor)
     driver.stopped = stopped.set
     try:
-        driver.listen(place.host, place.port)
+        begin(driver, place, reactor)
     except ConfigError:
         driver.close()
         raise

@@ -8,16 +8,19 @@ import os
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from metaq.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["CertificateFiles", "check_secret"]
+__all__ = ["CertificateFiles", "ClientCertificates", "check_secret"]
 
 T = TypeVar("T")
+
+ClientCertificates = Literal["none", "optional", "required"]
+"""Whether a server asks clients for a certificate, and whether it refuses clients without one."""
 
 _HANDSHAKE_STEPS = 3
 """In a TLS handshake in memory, the two sides take turns to read and write. Each side has this number of turns, which
@@ -50,9 +53,9 @@ class CertificateFiles:
             self._present(context)
         return context
 
-    def server_context(self, client_certificates: str) -> ssl.SSLContext:
-        """Return the TLS context for connections from clients. client_certificates: "none", "optional" or "required";
-        it says whether clients must show a certificate. Raises ConfigError if a file cannot be used.
+    def server_context(self, client_certificates: ClientCertificates) -> ssl.SSLContext:
+        """Return the TLS context for connections from clients. client_certificates: whether clients must show a
+        certificate. Raises ConfigError if a file cannot be used.
         """
         import ssl
 
@@ -76,11 +79,8 @@ class CertificateFiles:
         """
         import ssl
 
-        served, asking = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        served, asking = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.own_context()
         self._present(served)
-        asking.check_hostname = False
-        asking.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        asking.load_verify_locations(self.certificate)
         there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
         client, server = asking.wrap_bio(back, there), served.wrap_bio(there, back, server_side=True)
         for side in (client, server) * _HANDSHAKE_STEPS:
@@ -91,6 +91,32 @@ class CertificateFiles:
             except ssl.SSLCertVerificationError as error:
                 raise ConfigError(f"{self.option}.certificate", self.certificate, error.verify_message) from error
         return dict(client.getpeercert() or {})
+
+    def own_context(self) -> ssl.SSLContext:
+        """Return the TLS context for connections to a server that shows this certificate: the context trusts only this
+        certificate, whatever its host is. Raises ConfigError if the file cannot be used.
+        """
+        import ssl
+
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        try:
+            context.load_verify_locations(self.certificate)
+        except OSError as error:
+            raise ConfigError(f"{self.option}.certificate", self.certificate, f"it cannot be read: {error}") from error
+        return context
+
+    def stamps(self) -> list[tuple[int, int, int] | None]:
+        """Return a value that is another one after a file was changed."""
+        stamps: list[tuple[int, int, int] | None] = []
+        for path in filter(None, (self.certificate, self.key, self.ca)):
+            try:
+                found = os.stat(path)
+                stamps.append((found.st_ctime_ns, found.st_size, found.st_ino))
+            except OSError:
+                stamps.append(None)
+        return stamps
 
     def _present(self, context: ssl.SSLContext) -> None:
         for name, path in (("certificate", self.certificate), ("key", self.key)):

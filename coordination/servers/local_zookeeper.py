@@ -22,6 +22,8 @@ from metaq.protocol.errors import ConfigError, CoordinationUnavailable, Director
 
 from ..records.payloads import host_and_port
 from ..runtime.home import make_private_directory
+from .free_ports import ready_port
+from .server_tls import ServerTls
 
 __all__ = ["APACHE_DIRECTORY", "STANDALONE_DIRECTORY", "LocalZooKeeper", "ZooKeeperProcess", "four_letter_word"]
 
@@ -42,6 +44,9 @@ class LocalZooKeeper(ABC):
     chooses a free port at the first start, and uses the same port at later starts. tick_time_ms: length of a tick,
     ZooKeeper's unit of time, in milliseconds. max_session_timeout_ms: in milliseconds. Whatever session timeout a
     client requests, the server grants at least 2 ticks and at most max_session_timeout_ms.
+
+    tls: the settings of the secure port; None means that there is none. secure_port: the secure port, chosen as `port`
+    is. If it is None, `port` itself is the secure port, and there is no port without TLS.
     """
 
     def __init__(
@@ -52,9 +57,15 @@ class LocalZooKeeper(ABC):
         *,
         tick_time_ms: int = 500,
         max_session_timeout_ms: int = 60_000,
+        tls: ServerTls | None = None,
+        secure_port: int | None = None,
     ) -> None:
+        if tls is None and secure_port is not None:
+            raise ConfigError("secure_port", secure_port, "name the certificate and the key of this port, too")
         self.data_dir = Path(data_dir)
         self.port = port
+        self.tls = tls
+        self.secure_port = secure_port
         self.host = host
         self._tick_time_ms = tick_time_ms
         self._max_session_timeout_ms = max_session_timeout_ms
@@ -77,6 +88,11 @@ class LocalZooKeeper(ABC):
         return host_and_port(self.host, self.port)
 
     @property
+    def secure_string(self) -> str:
+        """The connect string for clients that use TLS. The server must have a secure port."""
+        return host_and_port(self.host, self.port if self.secure_port is None else self.secure_port)
+
+    @property
     def log(self) -> Path:
         """The path of the server's log file. Only a server in a child process writes this file."""
         return self.data_dir / "zookeeper.log"
@@ -88,6 +104,16 @@ class LocalZooKeeper(ABC):
     @abstractmethod
     def stop(self, timeout: float = 10.0) -> None:
         """Stop the server. Do nothing if it does not run."""
+
+    def _ready_ports(self) -> None:
+        """Choose the ports, and check the certificate of the secure port. Raises ConfigError if a port is in use, or if
+        the certificate cannot be used.
+        """
+        self.port = ready_port("port", self.port, self.host)
+        if self.secure_port is not None:
+            self.secure_port = ready_port("secure_port", self.secure_port, self.host)
+        if self.tls is not None:
+            self.tls.check()
 
     def _take_directory(self) -> None:
         """Lock the server's directory, because two servers with the same directory would destroy each other's
@@ -166,7 +192,7 @@ class ZooKeeperProcess(LocalZooKeeper):
         """
         deadline = time.monotonic() + timeout
         try:
-            while not _serves(self.host, self.port):
+            while not self._serves():
                 if not self.running:
                     last_words = f"{self._last_words()} (log: {self.log})"
                     raise CoordinationUnavailable(f"ZooKeeper ended at its start: {last_words}")
@@ -190,6 +216,14 @@ class ZooKeeperProcess(LocalZooKeeper):
                 self._process.kill()
                 self._process.wait()
         self._leave_directory()
+
+    def _serves(self) -> bool:
+        """Return whether the server serves clients. A server whose only port is secure may refuse connections without a
+        client certificate; it serves clients as soon as the port is open.
+        """
+        if self.tls is not None and self.secure_port is None:
+            return self.tls.is_shown_at(self.host, self.port)
+        return _serves(self.host, self.port)
 
     def _run(self, command: list[str]) -> None:
         self._process = _start_bound(command, self.log)

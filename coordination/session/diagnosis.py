@@ -90,6 +90,9 @@ def _examine_server(host: str, port: int, seconds: float, tls: ZkTls | None) -> 
             return ServerFinding(
                 f"what listens at {where} is a metaq broker, not a ZooKeeper: correct the port", certain=True
             )
+        if not answer and tls is None and _speaks_tls(host, port, seconds):
+            remedy = "add a section [zookeeper] with its CA to your profile or security.ini"
+            return ServerFinding(f"the port of {where} speaks TLS: {remedy}", certain=True)
         return _judged(where, answer)
     except ConnectionRefusedError:
         return ServerFinding(f"nothing listens at {where}: start ZooKeeper there, or correct the port", certain=True)
@@ -114,6 +117,23 @@ def _ask(host: str, port: int, request: bytes, seconds: float, tls: ZkTls | None
             if not answer.startswith(b"Zookeeper version"):
                 break  # a server without statistics may not close the connection
         return answer
+
+
+def _speaks_tls(host: str, port: int, seconds: float) -> bool:
+    """Return whether a server answers the first message of a TLS handshake as a TLS server does."""
+    import ssl  # most programs need it only here
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # only a question: nothing is sent on this connection
+    try:
+        with (
+            socket.create_connection((host, port), timeout=seconds) as connected,
+            context.wrap_socket(connected, server_hostname=host),
+        ):
+            return True
+    except OSError:
+        return False
 
 
 def _judged(where: str, answer: bytes) -> ServerFinding:

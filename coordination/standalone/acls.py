@@ -1,7 +1,8 @@
-"""Check access rights to znodes. The schemes are world, auth, digest and ip, as in ZooKeeper 3.9.5.
+"""Check access rights to znodes. The schemes are world, auth, digest and ip, as in ZooKeeper 3.9.5, and also x509 on a
+server with a secure port.
 
-The rules are the same as in PrepRequestProcessor.fixupACL, ZooKeeperServer.checkACL, DigestAuthenticationProvider and
-IPAuthenticationProvider of Apache's server.
+The rules are the same as in PrepRequestProcessor.fixupACL, ZooKeeperServer.checkACL, DigestAuthenticationProvider,
+IPAuthenticationProvider and X509AuthenticationProvider of Apache's server.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 
 from .codes import RefusalCode, Refused
+from .distinguished_names import is_distinguished_name
 from .jute import Acl, Malformed
 
 __all__ = [
@@ -40,8 +42,12 @@ READ_ONLY = (Acl(READ, "world", "anyone"),)
 
 Identity = tuple[str, str]
 """An identity of a connection: a scheme, and a name that the client has proved by this scheme. A connection has the
-identity ("ip", …) from its start, and gets the identity ("digest", "user:…") by an `auth` request.
+identity ("ip", …) from its start, and gets the identity ("digest", "user:…") by an `auth` request. A connection with a
+verified client certificate has the identity ("x509", …), too, with the name of the certificate's subject.
 """
+
+_NAMED = ("digest", "x509")
+"""The schemes whose identities match an ACL of the same name. An ACL of the scheme auth stands for these identities."""
 
 _NUMBER = re.compile(r"[+-]?[0-9]+")
 
@@ -61,9 +67,11 @@ def user_of(identity: Identity) -> str:
     return name.partition(":")[0] if scheme == "digest" else name
 
 
-def expanded(acls: Sequence[Acl] | None, identities: Iterable[Identity]) -> tuple[Acl, ...]:
+def expanded(
+    acls: Sequence[Acl] | None, identities: Iterable[Identity], *, knows_x509: bool = False
+) -> tuple[Acl, ...]:
     """Return the ACLs that a request contains, without duplicates. Each ACL with the scheme "auth" is replaced by ACLs
-    for the identities of the client.
+    for the identities of the client. knows_x509: whether the server has a secure port, so that x509 is valid.
 
     Raises Refused (INVALID_ACL) for invalid ACLs. Raises Malformed for an ACL without a name, because Apache's server
     (in Java) cannot handle such an ACL either.
@@ -73,11 +81,11 @@ def expanded(acls: Sequence[Acl] | None, identities: Iterable[Identity]) -> tupl
         if each.scheme is None:
             raise Refused(RefusalCode.INVALID_ACL)
         if each.scheme == "auth":
-            proved = [Acl(each.permissions, scheme, name) for scheme, name in identities if scheme == "digest"]
+            proved = [Acl(each.permissions, scheme, name) for scheme, name in identities if scheme in _NAMED]
             if not proved:
                 raise Refused(RefusalCode.INVALID_ACL)
             result += proved
-        elif _is_valid(each.scheme, each.identity):
+        elif (each.scheme != "x509" or knows_x509) and _is_valid(each.scheme, each.identity):
             result.append(each)
         else:
             raise Refused(RefusalCode.INVALID_ACL)
@@ -87,7 +95,7 @@ def expanded(acls: Sequence[Acl] | None, identities: Iterable[Identity]) -> tupl
 
 
 def _is_valid(scheme: str, name: str | None) -> bool:
-    if scheme not in ("world", "digest", "ip"):
+    if scheme not in ("world", "digest", "ip", "x509"):
         return False
     if name is None:
         raise Malformed("an ACL without a name")
@@ -95,7 +103,7 @@ def _is_valid(scheme: str, name: str | None) -> bool:
         return name == "anyone"
     if scheme == "digest":
         return len(name.rstrip(":").split(":")) == 2
-    return _network(name) is not None
+    return is_distinguished_name(name) if scheme == "x509" else _network(name) is not None
 
 
 def require(acls: Collection[Acl], permission: int, identities: Collection[Identity]) -> None:
@@ -113,7 +121,7 @@ def admits(acls: Collection[Acl], permission: int, identities: Collection[Identi
             continue
         if scheme == "world" and name == "anyone":
             return True
-        if scheme == "digest" and ("digest", name) in identities:
+        if scheme in _NAMED and (scheme, name) in identities:
             return True
         if scheme == "ip" and any(each == "ip" and _is_in(address, name or "") for each, address in identities):
             return True

@@ -201,7 +201,7 @@ def _write(decode: Decode, server: StandaloneServer, request: PeerRequest) -> St
     database, zxid = server.database, server.begin_write()
     code, body = 0, b""
     try:
-        outcome = judge(wanted, _asker(request), database.tree.nodes.get)
+        outcome = judge(wanted, _asker(server, request), database.tree.nodes.get)
     except Refused as refused:
         code = refused.code
     except Malformed:
@@ -217,8 +217,8 @@ def _write(decode: Decode, server: StandaloneServer, request: PeerRequest) -> St
     return None
 
 
-def _asker(request: PeerRequest) -> Asker:
-    return Asker(request.session.id, request.connection.identities)
+def _asker(server: StandaloneServer, request: PeerRequest) -> Asker:
+    return Asker(request.session.id, request.connection.identities, server.settings.knows_x509)
 
 
 def _finish(server: StandaloneServer, request: PeerRequest, code: int, body: bytes) -> Steps:
@@ -323,7 +323,7 @@ def _read_writes(server: StandaloneServer, request: PeerRequest) -> Generator[in
 
 def _judge_all(server: StandaloneServer, request: PeerRequest, wanted: _Wanted) -> Generator[int, None, _Judged]:
     outcomes: list[WriteOutcome] = []
-    asker, ahead = _asker(request), AheadView(server.database.tree.nodes.get)
+    asker, ahead = _asker(server, request), AheadView(server.database.tree.nodes.get)
     if isinstance(wanted, Malformed) or any(each.path is None for each in wanted):
         return _Judged(ahead, outcomes, malformed=True)
     try:

@@ -71,7 +71,8 @@ class Moment(NamedTuple):
 
 
 class ServerSettings(NamedTuple):
-    """The settings of one server. keeps: whether the server writes the changes of its state to a log.
+    """The settings of one server. keeps: whether the server writes the changes of its state to a log. port: the port
+    without TLS; 0 if there is none. secure_port: the port with TLS; 0 if there is none.
 
     port, data_dir, environment: used only in the answers to four-letter words such as `srvr`.
     """
@@ -80,8 +81,14 @@ class ServerSettings(NamedTuple):
     max_session_timeout_ms: int
     keeps: bool
     port: int = 0
+    secure_port: int = 0
     data_dir: str = ""
     environment: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def knows_x509(self) -> bool:
+        """Whether ACLs may contain names of client certificates."""
+        return self.secure_port > 0
 
 
 class StandaloneServer:
@@ -540,4 +547,6 @@ def _proved(connection: PeerConnection, scheme: str | None, credentials: bytes |
     """
     if scheme == "digest" and credentials is not None:
         return ("digest", digest(credentials))
+    if scheme == "x509":  # proved by the TLS handshake, or not at all
+        return next((each for each in connection.identities if each[0] == "x509"), None)
     return ("ip", connection.host) if scheme == "ip" else None

@@ -139,7 +139,8 @@ def _conf(server: StandaloneServer) -> Iterator[str]:
     settings, sessions = server.settings, server.sessions
     yield (
         f"clientPort={settings.port}\n"
-        f"dataDir={settings.data_dir}\n"
+        + (f"secureClientPort={settings.secure_port}\n" if settings.secure_port else "")
+        + f"dataDir={settings.data_dir}\n"
         f"tickTime={settings.tick_time_ms}\n"
         f"minSessionTimeout={sessions.shortest_ms}\n"
         f"maxSessionTimeout={sessions.longest_ms}\n"

@@ -304,10 +304,17 @@ WriteOutcome = Creation | Deletion | NewData | NewAcl | NoChange
 
 
 class Asker(NamedTuple):
-    """The client that sends a write: its session id and its identities."""
+    """The client that sends a write: its session id and its identities. knows_x509: whether the server has a secure
+    port.
+    """
 
     session: int
     identities: Collection[Identity]
+    knows_x509: bool = False
+
+    def expanded(self, acl: Sequence[Acl] | None) -> tuple[Acl, ...]:
+        """Return the ACLs that a request of this client contains. Raises Refused, Malformed."""
+        return acls.expanded(acl, self.identities, knows_x509=self.knows_x509)
 
 
 def judge(request: WriteRequest, asker: Asker, look: Look) -> WriteOutcome:
@@ -324,7 +331,7 @@ def judge(request: WriteRequest, asker: Asker, look: Look) -> WriteOutcome:
             return NewData(path, data, _next_version(node.version, version))
         case SetAcl(path, acl, version):
             path = _valid(path)
-            new = acls.expanded(acl, asker.identities)
+            new = asker.expanded(acl)
             node = _found(path, look)
             acls.require(node.acl, acls.ADMIN, asker.identities)
             return NewAcl(path, new, _next_version(node.aversion, version))
@@ -343,7 +350,7 @@ def _judge_create(request: CreateNode, asker: Asker, look: Look) -> Creation:
     path = _given(request.path)
     if "/" not in path or "\0" in path:
         raise Refused(RefusalCode.BAD_ARGUMENTS)
-    acl = acls.expanded(request.acl, asker.identities)
+    acl = asker.expanded(request.acl)
     parent = _found(parent_of(path), look)
     acls.require(parent.acl, acls.CREATE, asker.identities)
     if mode in _SEQUENTIALS:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from metaq.coordination.runtime.certificates import check_secret
 from metaq.protocol.errors import ConfigError
 
-__all__ = ["make_authority", "make_broker", "make_client"]
+__all__ = ["make_authority", "make_broker", "make_client", "make_zookeeper", "make_zookeeper_client"]
 
 _CA_DAYS = 3650
 _DAYS = 825
@@ -76,7 +76,7 @@ def make_broker(directory: Path, name: str, hosts: Iterable[str]) -> Path:
     contains no authority, or if the subdirectory cannot be made.
     """
     names = [_host(host) for host in dict.fromkeys((*hosts, *_LOOPBACK))]
-    return _make(directory, name, "broker", "security.ini", _SECURITY_INI, names)
+    return _make(directory, name, "broker", {"security.ini": _SECURITY_INI}, names) / "security.ini"
 
 
 def make_client(directory: Path, name: str) -> Path:
@@ -84,10 +84,37 @@ def make_client(directory: Path, name: str) -> Path:
     the path of its profile. Raises ConfigError if `name` is no valid name of a directory, if `directory` contains no
     authority, or if the subdirectory cannot be made.
     """
-    return _make(directory, name, "client", "profile.ini", _PROFILE, [])
+    return _make(directory, name, "client", {"profile.ini": _PROFILE}, []) / "profile.ini"
 
 
-def _make(directory: Path, name: str, kind: str, file: str, text: str, hosts: list[x509.GeneralName]) -> Path:
+def make_zookeeper(directory: Path, name: str, hosts: Iterable[str]) -> Path:
+    """Make the subdirectory `name` of `directory` with a ZooKeeper server's certificate zookeeper.pem, its private key
+    zookeeper.key, and ca.pem. Return the subdirectory. The certificate identifies no broker and no user. Raises
+    ConfigError as make_broker does.
+    """
+    return _make(directory, name, "zookeeper", {}, [_host(host) for host in hosts], [ExtendedKeyUsageOID.SERVER_AUTH])
+
+
+def make_zookeeper_client(directory: Path, name: str) -> Path:
+    """Make the subdirectory `name` of `directory` with the certificate client.pem by which a program identifies itself
+    to ZooKeeper, its private key client.key, and ca.pem. Return the subdirectory. Raises ConfigError as make_client
+    does.
+    """
+    return _make(directory, name, "client", {}, [])
+
+
+def _make(
+    directory: Path,
+    name: str,
+    kind: str,
+    texts: Mapping[str, str],
+    hosts: list[x509.GeneralName],
+    usage: list[x509.ObjectIdentifier] | None = None,
+) -> Path:
+    """Make a certificate and the folder for it, and return the folder. texts: the other files of the folder. hosts: the
+    hosts that the certificate names. usage: what the certificate may be used for; None means as a client, and also as a
+    server if the certificate names a host.
+    """
     if not name or Path(name).name != name or len(name) > 64:
         raise ConfigError("NAME", name, "choose a name of at most 64 characters without /: it names a folder")
     ca, ca_key = _authority(directory)
@@ -95,7 +122,7 @@ def _make(directory: Path, name: str, kind: str, file: str, text: str, hosts: li
     _make_folder(folder)
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    usage = [ExtendedKeyUsageOID.CLIENT_AUTH] + ([ExtendedKeyUsageOID.SERVER_AUTH] if hosts else [])
+    usage = usage or [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if hosts else [])]
     builder = (
         _builder(subject, ca.subject, key.public_key(), _DAYS)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -109,8 +136,9 @@ def _make(directory: Path, name: str, kind: str, file: str, text: str, hosts: li
     _write_key(folder / f"{kind}.key", key)
     _write(folder / f"{kind}.pem", certificate.public_bytes(serialization.Encoding.PEM))
     _write(folder / "ca.pem", ca.public_bytes(serialization.Encoding.PEM))
-    _write(folder / file, text.encode())
-    return folder / file
+    for file, text in texts.items():
+        _write(folder / file, text.encode())
+    return folder
 
 
 def _authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:

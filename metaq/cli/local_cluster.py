@@ -163,8 +163,10 @@ class LocalCluster:
         if plan.secure:
             from .secure_cluster import ClusterSecurity  # a cluster without users starts faster without these modules
 
-            self.security = ClusterSecurity(plan.data_dir, tell)
-        self._zookeeper = local_zookeeper(plan.data_dir / "zookeeper", plan.zookeeper_port, HOST, plan.apache_jars)
+            self.security = ClusterSecurity(plan.data_dir, tell, zookeeper_tls=plan.apache_jars is None)
+        server_tls = None if self.security is None else self.security.server_tls
+        place = plan.data_dir / "zookeeper", plan.zookeeper_port, HOST
+        self._zookeeper = local_zookeeper(*place, plan.apache_jars, server_tls)
 
     @property
     def connect_string(self) -> str:
@@ -208,13 +210,15 @@ class LocalCluster:
         # first, and brokers that serve only users need the mode. Apache's server opens no session for any client if one
         # was requested before the server served.
         at_once = plan.replicas == 1 and plan.apache_jars is None and not plan.secure
-        self._zookeeper.launch()
         if self.security is not None:
             self.security.make_files([node.directory.name for node in plan.nodes()], HOST)
+        self._zookeeper.launch()
+        if self.security is not None:  # only now, because the launch refuses a directory with data of Apache's server
+            self.security.name_zookeeper()
         if at_once:
             self._start_brokers()
         self._zookeeper.wait_until_serving()
-        session = ZkSession(self.connect_string)
+        session = ZkSession(self.connect_string, tls=None if self.security is None else self.security.session_tls)
         session.start()
         try:
             if self.security is not None:

@@ -92,7 +92,7 @@ DEFAULT_TOPIC = TopicSpec("test", 1)
     "--secure",
     is_flag=True,
     help="TLS, and only users may use the brokers: the first start makes certificates and the profile of an admin in "
-    "--data-dir. ZooKeeper has no TLS.",
+    "--data-dir. The standalone ZooKeeper has TLS, too; Apache's has none.",
 )
 def up(
     data_dir: Path,
@@ -160,7 +160,9 @@ def up(
             if cluster.security is None:
                 echo(commands_to_try(cluster.connect_string, names[0]))
             else:
-                echo(steps_of_users(cluster.connect_string, names[0], cluster.security.profile))
+                security = cluster.security
+                has_tls = security.server_tls is not None
+                echo(steps_of_users(cluster.connect_string, names[0], security.profile, zookeeper_tls=has_tls))
             cluster.watch(stop.wait)
 
 
@@ -173,9 +175,9 @@ def commands_to_try(connect_string: str, topic: str) -> str:
   metaq topics list"""
 
 
-def steps_of_users(connect_string: str, topic: str, profile: Path) -> str:
+def steps_of_users(connect_string: str, topic: str, profile: Path, *, zookeeper_tls: bool) -> str:
     """Return a text for the user that leads to a first user of the new cluster, and to a program of this user. profile:
-    the admin's profile.
+    the admin's profile. zookeeper_tls: whether ZooKeeper has TLS.
     """
     from metaq.protocol.access import AccessGrant, AccessOperation  # a cluster without users starts faster without it
 
@@ -183,7 +185,9 @@ def steps_of_users(connect_string: str, topic: str, profile: Path) -> str:
     grants = AccessGrant(AccessOperation.SEND, topic), AccessGrant(AccessOperation.CONSUME, topic, group)
     options = " ".join(f"--can {shlex.quote(str(grant))}" for grant in grants)
     literal = json.dumps(topic, ensure_ascii=False)
-    return f"""only users may use the brokers, over TLS; ZooKeeper has no TLS: any program on this machine can change it
+    lacks = "TLS, but no ACLs" if zookeeper_tls else "no TLS"
+    here = f"ZooKeeper has {lacks}: any program on this machine can change it"
+    return f"""only users may use the brokers, over TLS; {here}
 try, in another terminal:
   export METAQ_ZK={connect_string} METAQ_PROFILE={shlex.quote(str(profile))}
   metaq users add app {options} --profile app.ini

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import click
 
-from metaq.client.settings.tls_config import profile_tls
-from metaq.coordination.runtime.certificates import check_secret
+from metaq.client.settings.tls_config import profile_tls, profile_zookeeper_tls
+from metaq.coordination.runtime.certificates import CertificateFiles, check_secret
 from metaq.protocol.access import AccessGrant, AccessOperation, check_user
 from metaq.protocol.errors import ConfigError
 
@@ -27,10 +27,12 @@ __all__ = [
     "check_new_file",
     "expiry_of",
     "known_ca",
+    "known_zookeeper",
     "profile_text",
     "prompted_password",
     "read_password",
     "write_profile",
+    "zookeeper_section",
 ]
 
 _UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
@@ -53,6 +55,11 @@ ca = {ca}
 ; brokers that require certificates of clients need these two, too (`metaq security client`):
 ; certificate = client.pem
 ; key = client.key
+"""
+
+_ZOOKEEPER = """
+; TLS to ZooKeeper. A ZooKeeper that requires certificates of clients needs `certificate` and `key`, too.
+[zookeeper]
 """
 
 
@@ -98,12 +105,28 @@ def prompted_password(name: str) -> str:
     return answer
 
 
-def profile_text(name: str, password: str | None = None, password_file: str = "", ca: str = _CA) -> str:
+def profile_text(
+    name: str,
+    password: str | None = None,
+    password_file: str = "",
+    ca: str = _CA,
+    zookeeper: CertificateFiles | None = None,
+) -> str:
     """Return the text of a profile of the user `name`, with the password, or with the path of the file that has it. ca:
     the path of the file with the CA of the brokers' certificates, which is absolute or relative to the profile.
+    zookeeper: the files for TLS with ZooKeeper; None means that ZooKeeper is used without TLS.
     """
     line = f"passwordFile = {os.path.abspath(password_file)}" if password is None else f"password = {password}"
-    return _PROFILE.format(name=name, password=line, ca=ca)
+    text = _PROFILE.format(name=name, password=line, ca=ca)
+    return text if zookeeper is None else text + zookeeper_section(zookeeper)
+
+
+def zookeeper_section(files: CertificateFiles) -> str:
+    """Return the section for TLS with ZooKeeper of a profile or a security.ini, after an empty line. Paths in `files`
+    are absolute, or relative to the file with the section.
+    """
+    given = {"ca": files.ca, "certificate": files.certificate, "key": files.key}
+    return _ZOOKEEPER + "".join(f"{key} = {path}\n" for key, path in given.items() if path)
 
 
 def known_ca(chosen: Path | None) -> str:
@@ -114,6 +137,14 @@ def known_ca(chosen: Path | None) -> str:
         return os.path.abspath(chosen)
     tls = profile_tls()
     return tls.ca if tls is not None and tls.ca else _CA
+
+
+def known_zookeeper() -> CertificateFiles | None:
+    """Return the files for TLS with ZooKeeper for the profile of another user: the CA in the profile of the user who
+    runs this command, but not his certificate. Return None if this profile uses no TLS with ZooKeeper.
+    """
+    tls = profile_zookeeper_tls()
+    return None if tls is None else CertificateFiles(tls.ca)
 
 
 def check_new_file(path: Path) -> None:

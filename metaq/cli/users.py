@@ -27,6 +27,7 @@ from .user_input import (
     check_new_file,
     expiry_of,
     known_ca,
+    known_zookeeper,
     profile_text,
     prompted_password,
     read_password,
@@ -320,7 +321,7 @@ def _with_profile(
     """
     text = None
     if secret is not None or path is not None:
-        text = profile_text(name, secret, password_file, known_ca(ca))
+        text = profile_text(name, secret, password_file, known_ca(ca), known_zookeeper())
     if path is None or dry_run:
         if path is not None:
             check_new_file(path)

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from metaq.coordination.servers.local_zookeeper import ZooKeeperProcess
+from metaq.coordination.servers.server_tls import ServerTls
 
 from .options import Parsed
 
@@ -35,14 +36,22 @@ zookeeper_server_option = click.option(
 )
 
 
-def local_zookeeper(data_dir: Path, port: int, host: str, apache_jars: Path | None) -> ZooKeeperProcess:
+def local_zookeeper(
+    data_dir: Path,
+    port: int,
+    host: str,
+    apache_jars: Path | None,
+    tls: ServerTls | None = None,
+    secure_port: int | None = None,
+) -> ZooKeeperProcess:
     """Return a ZooKeeper server that is not started yet. apache_jars: the directory with the jars of Apache's
-    ZooKeeper; None means metaq's standalone server.
+    ZooKeeper; None means metaq's standalone server. tls, secure_port: the standalone server's secure port, as in
+    LocalZooKeeper. Apache's server is always started without one.
     """
     if apache_jars is None:
         from metaq.coordination.standalone_process import StandaloneZooKeeper
 
-        return StandaloneZooKeeper(data_dir, port, host)
+        return StandaloneZooKeeper(data_dir, port, host, tls=tls, secure_port=secure_port)
     from metaq.coordination.embedded import EmbeddedZooKeeper
 
     return EmbeddedZooKeeper(data_dir, port, host, jars=apache_jars)

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from metaq.coordination.embedded import find_jars
 from tests.waiting import DEADLINE
 
 from .forked_processes import forked
@@ -157,3 +158,13 @@ def findings(looked: Mapping[str, Any]) -> list[dict[str, str]]:
     """What `metaq monitor --json` found, without its warning of the ZooKeeper's version, which is that of PySpark's
     jars."""
     return [each for each in looked["findings"] if "CVE-2026-79993" not in each["text"]]
+
+
+def jars_of_apache(directory: Path, version: str) -> str:
+    """PySpark's jars as the directory of a distribution that says this version."""
+    directory.mkdir()
+    for jar in find_jars(["*.jar"]):
+        name = f"zookeeper-{version}.jar" if re.fullmatch(r"zookeeper-[0-9.]+\.jar", jar.name) else jar.name
+        if jar.name.startswith(("zookeeper", "slf4j", "log4j", "metrics-core", "snappy", "commons-io", "netty")):
+            (directory / name).symlink_to(jar)
+    return f"apache:{directory}"

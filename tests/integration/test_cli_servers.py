@@ -11,10 +11,22 @@ from pathlib import Path
 
 import pytest
 
-from metaq.coordination.embedded import find_jars
+from metaq.cli.authority import make_authority, make_broker, make_client
+from metaq.coordination.runtime.certificates import CertificateFiles
+from metaq.coordination.session.zk_session import ZkSession
 from tests.waiting import DEADLINE, eventually
 
-from .cli_helpers import first_line, is_running, pids_of_children, run, serving_up, start, start_up, stop
+from .cli_helpers import (
+    first_line,
+    is_running,
+    jars_of_apache,
+    pids_of_children,
+    run,
+    serving_up,
+    start,
+    start_up,
+    stop,
+)
 
 UP = ("up", "--port", "0", "--zookeeper-port", "0")
 
@@ -126,6 +138,25 @@ def test_zookeeper_prints_one_line_serves_and_stops_on_sigterm(tmp_path):
     assert not is_running(java)
 
 
+def test_zookeeper_serves_the_same_data_with_and_without_tls(tmp_path):
+    make_authority(tmp_path / "pki")
+    zk, app = make_broker(tmp_path / "pki", "zk", ["127.0.0.1"]).parent, make_client(tmp_path / "pki", "app").parent
+    options = {"--certificate": zk / "broker.pem", "--key": zk / "broker.key", "--ca": zk / "ca.pem"}
+    words = [str(word) for option in options.items() for word in option]
+    process = start("zookeeper", "--port", "0", "--secure-port", "0", "--data-dir", str(tmp_path / "zk"), *words)
+    said = re.fullmatch(r"zookeeper serves at (127\.0\.0\.1:\d+), with TLS at (127\.0\.0\.1:\d+)", first_line(process))
+    assert said is not None
+    files = CertificateFiles(*(str(app / name) for name in ("ca.pem", "client.pem", "client.key")))
+    with ZkSession(said[1]) as plain, ZkSession(said[2], tls=files) as secure:
+        plain.zk.create("/a", b"x")
+        assert secure.zk.get("/a")[0] == b"x"
+    profile = tmp_path / "profile.ini"
+    profile.write_text(f"[zookeeper]\nca = {zk / 'ca.pem'}\n")
+    ran = run("topics", "list", "--zk", said[2], env={"METAQ_PROFILE": str(profile)})
+    assert_one_line(ran, "check `certificate` and `key`")  # required by default
+    assert stop(process) == 0
+
+
 def server_ini(directory, connect_string, port, more=""):
     return (
         f"[system]\nbrokerId=5\nhostName=127.0.0.1\nserverPort={port}\nnumPartitions=1\ndataPath={directory}/data\n"
@@ -169,16 +200,6 @@ def fake_java(directory, says):
     java.write_text(f"#!/bin/sh\necho '{says}' >&2\n")
     java.chmod(java.stat().st_mode | stat.S_IXUSR)
     return {"PATH": str(directory), "JAVA_HOME": ""}
-
-
-def jars_of_apache(directory, version):
-    """PySpark's jars as the directory of a distribution that says this version."""
-    directory.mkdir()
-    for jar in find_jars(["*.jar"]):
-        name = f"zookeeper-{version}.jar" if re.fullmatch(r"zookeeper-[0-9.]+\.jar", jar.name) else jar.name
-        if jar.name.startswith(("zookeeper", "slf4j", "log4j", "metrics-core", "snappy", "commons-io", "netty")):
-            (directory / name).symlink_to(jar)
-    return f"apache:{directory}"
 
 
 def test_wrong_or_missing_java_for_apaches_server_is_one_clear_line(tmp_path):

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from metaq.cli import local_cluster
+from metaq.cli import app, local_cluster
 from metaq.cli.earlier_starts import EarlierStarts, all_settings, all_topics
 from metaq.cli.local_cluster import ClusterPlan, LocalCluster, server_ini
 from metaq.cli.options import TopicSetting, TopicSpec
@@ -64,7 +64,7 @@ def test_a_directory_is_for_users_or_for_everybody_from_its_first_start_on(tmp_p
 
 
 def test_what_up_prints_quotes_what_a_shell_a_grant_and_python_need():
-    text = steps_of_users("127.0.0.1:2181", 'it\'s@"home"', Path("/a b/admin.ini"))
+    text = steps_of_users("127.0.0.1:2181", 'it\'s@"home"', Path("/a b/admin.ini"), zookeeper_tls=True)
     _, _, export, add, _, *program = text.splitlines()
     assert shlex.split(export)[-1] == "METAQ_PROFILE=/a b/admin.ini"
     words = shlex.split(add)
@@ -99,6 +99,27 @@ def test_brokers_ask_a_server_that_starts_for_a_session_unless_it_is_apaches(mon
     monkeypatch.setattr(LocalCluster, "_wait_for_brokers", Mock())
     LocalCluster(replace(PLAN, apache_jars=apache_jars)).start()
     assert done == order
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--ca", __file__], "--ca: give both --certificate and --key"),
+        (["--certificate", __file__], "--certificate: give both --certificate and --key"),
+        (["--secure-port", "0"], "--secure-port: give both --certificate and --key"),
+        (["--key", "/none"], "File '/none' does not exist"),
+        (
+            ["--certificate", __file__, "--key", __file__, "--zookeeper", "apache:jars"],
+            "leave out --zookeeper, or set up Apache's secureClientPort yourself",
+        ),
+        (["--client-certificates", "want"], "'want' is not one of"),
+    ],
+)
+def test_options_of_zookeepers_port_with_tls_that_do_not_fit_are_refused(capsys, options, said):
+    assert app.run(["zookeeper", *options]) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.count("\n") == 1
 
 
 def write_ini(data_dir, plan, number):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from metaq.cli import app
-from metaq.cli.user_input import DURATION, known_ca, profile_text, read_password, write_profile
+from metaq.cli.user_input import DURATION, known_ca, known_zookeeper, profile_text, read_password, write_profile
 from metaq.protocol.errors import ConfigError
 
 
@@ -107,7 +107,24 @@ def test_a_profile_names_the_ca_that_is_chosen_or_that_of_ones_own_profile(monke
     monkeypatch.setenv("METAQ_PROFILE", "security/admin.ini")
     mine = str(tmp_path / "security" / "ca.pem")
     assert known_ca(None) == mine
+    assert known_zookeeper() is None
     assert parsed(profile_text("app", "a password", ca=known_ca(None)))["tls"]["ca"] == mine
     assert known_ca(Path("other.pem")) == str(tmp_path / "other.pem")
     (tmp_path / "security" / "admin.ini").write_text("[user]\nname = admin\n[tls]\n")
     assert known_ca(None) == "ca.pem"
+
+
+@pytest.mark.parametrize(
+    ("own", "theirs"),
+    [
+        ("ca = ca.pem\ncertificate = admin.pem\nkey = admin.key\n", {"ca": "{here}/ca.pem"}),
+        ("", {}),  # the system's CAs count
+    ],
+)
+def test_a_profile_names_the_ca_of_zookeeper_but_not_the_certificate_of_ones_own_profile(
+    monkeypatch, tmp_path, own, theirs
+):
+    (tmp_path / "admin.ini").write_text(f"[zookeeper]\n{own}")
+    monkeypatch.setenv("METAQ_PROFILE", str(tmp_path / "admin.ini"))
+    profile = parsed(profile_text("app", "a password", zookeeper=known_zookeeper()))
+    assert dict(profile["zookeeper"]) == {key: path.format(here=tmp_path) for key, path in theirs.items()}

@@ -12,7 +12,8 @@ from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
 
 from metaq.broker.configuration.security_ini import Plain, read_security
-from metaq.broker.network.tls import HANDSHAKE_SECONDS, Certificates
+from metaq.broker.network.tls import Certificates
+from metaq.broker.network.tls_connection import HANDSHAKE_SECONDS
 from metaq.broker.network.transport import FastConnection
 from metaq.client.settings.tls_config import TlsConfig
 from metaq.protocol.errors import MetaqError, TlsRequired

@@ -8,19 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaq.client.settings.tls_config import TlsConfig
-from metaq.coordination.runtime.certificates import CertificateFiles
+from metaq.coordination.runtime.certificates import CertificateFiles, ClientCertificates
 from metaq.protocol.errors import TlsFailed
 from metaq.protocol.limits import MAX_FRAME_BYTES
 from metaq.protocol.tls import FIRST_BYTE, TlsStream
 
 
-def server_context(pki: Path, client_certificates: str = "none") -> ssl.SSLContext:
+def server_context(pki: Path, client_certificates: ClientCertificates = "none") -> ssl.SSLContext:
     folder = pki / "mq1"
     files = CertificateFiles(str(pki / "ca.pem"), str(folder / "broker.pem"), str(folder / "broker.key"))
     return files.server_context(client_certificates)
 
 
-def pair(pki: Path, asked: str = "none", client: TlsConfig | None = None, host: str = "mq1.example"):
+def pair(pki: Path, asked: ClientCertificates = "none", client: TlsConfig | None = None, host: str = "mq1.example"):
     config = TlsConfig(ca=str(pki / "ca.pem")) if client is None else client
     return (
         TlsStream(config.context(), "broker", server_hostname=host),

@@ -58,11 +58,11 @@ class Event:
 
 
 class Server:
-    """A core with its clock. keeps: whether its answers wait for `sync`."""
+    """A core with its clock. keeps: whether its answers wait for `sync`. knows_x509: whether it has a secure port."""
 
-    def __init__(self, keeps: bool = False, max_session_timeout_ms: int = 60_000) -> None:
+    def __init__(self, keeps: bool = False, max_session_timeout_ms: int = 60_000, knows_x509: bool = False) -> None:
         self.ms = 1_000_000
-        settings = ServerSettings(TICK_MS, max_session_timeout_ms, keeps)
+        settings = ServerSettings(TICK_MS, max_session_timeout_ms, keeps, secure_port=2281 if knows_x509 else 0)
         self.core = StandaloneServer(settings, self.now)
         self.log: list = []
 

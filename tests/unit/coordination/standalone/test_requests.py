@@ -392,6 +392,42 @@ def test_who_am_i_names_users_without_their_digests(client: Client):
     assert [(reader.text(), reader.text()) for _ in range(reader.int32())] == [("ip", "127.0.0.1"), ("digest", "u")]
 
 
+@pytest.fixture
+def certified() -> Client:
+    """A client with a verified certificate."""
+    client = Server(knows_x509=True).client()
+    client.connection.identities["x509", "CN=mq1"] = None
+    return client
+
+
+def test_a_certificate_admits_its_exact_name(certified: Client):
+    assert certified.create("/mine", b"x", acl=[Acl(31, "auth", "")]).code == 0
+    assert certified.acl("/mine") == [Acl(31, "x509", "CN=mq1")]
+    assert certified.create("/other", acl=[Acl(31, "x509", "cn=mq1")]).code == 0
+    assert certified.set_data("/other", b"").code == RefusalCode.NO_AUTH
+    stranger = certified.server.client()
+    assert stranger.data("/mine") == RefusalCode.NO_AUTH
+    stranger.authenticate("digest", b"CN=mq1:")
+    assert stranger.data("/mine") == RefusalCode.NO_AUTH
+    assert certified.data("/mine") == b"x"
+
+
+def test_a_client_cannot_claim_a_certificate(certified: Client):
+    assert certified.authenticate("x509", b"CN=root").code == 0
+    reader = certified.ask(OpCode.WHO_AM_I).reader
+    identities = [(reader.text(), reader.text()) for _ in range(reader.int32())]
+    assert identities == [("ip", "127.0.0.1"), ("x509", "CN=mq1")]
+    stranger = certified.server.client()
+    assert stranger.authenticate("x509", b"CN=mq1").code == RefusalCode.AUTH_FAILED
+    assert stranger.closed
+
+
+def test_names_of_certificates_need_a_secure_port_and_the_right_form(certified: Client, client: Client):
+    assert certified.create("/a", acl=[Acl(31, "x509", "mq1")]).code == RefusalCode.INVALID_ACL
+    assert certified.create("/a", acl=[Acl(31, "x509", "CN=mq1,O=metaq")]).code == 0
+    assert client.create("/a", acl=[Acl(31, "x509", "CN=mq1,O=metaq")]).code == RefusalCode.INVALID_ACL
+
+
 # --- questions about many nodes ---------------------------------------------------------------------------------------
 
 
