@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -33,7 +34,7 @@ from ..runtime.few_lines import FewLines
 from ..store.files import Files, replace_file
 from .audit import Audit, is_of_operators
 
-__all__ = ["HOLD_SECONDS", "AccessControl", "Granted"]
+__all__ = ["HOLD_SECONDS", "AccessControl", "Granted", "Stream"]
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +66,25 @@ class _Peer(Protocol):
     def host(self) -> str: ...
     @property
     def principal(self) -> Principal: ...
+
+
+class Stream(Protocol):
+    """A connection that one permitted request has turned into a stream, so that it carries no further requests."""
+
+    on_gone: Callable[[], None] | None
+    """A function that is called when the connection is closed."""
+
+    def close(self, why: MetaqError) -> None:
+        """Close the connection at once."""
+
+
+@dataclass(slots=True)
+class _Opener:
+    """The sender of the request that has opened a stream."""
+
+    host: str
+    principal: Principal
+    granted: Granted | None = None
 
 
 class _Refused(NamedTuple):
@@ -107,6 +127,7 @@ class AccessControl:
         self._forgotten = 0
         self._forgotten_ms = 0.0
         self._admins: dict[str, float] = {}
+        self._streams: dict[Stream, tuple[Need, _Opener, str]] = {}
         self._gone_since: float | None = None  # when ZooKeeper was first seen without users, milliseconds
         self.permissions = self._saved()
         """What the broker has read last; None if it has never read anything."""
@@ -160,6 +181,7 @@ class AccessControl:
             self.audit.changed(known, read)
         self._save()
         self.changed()
+        self._check_streams()
 
     def _save(self) -> None:
         """Write what is known to the file, on a worker thread. A failure is logged: after a restart the broker then
@@ -238,6 +260,28 @@ class AccessControl:
         if self.audit is not None and not is_of_operators(need, peer.principal):  # `serves` writes the others
             self.audit.refused(peer.principal, peer.host, need, request, why, would_be=True)
 
+    def watch(self, stream: Stream, need: Need, peer: _Peer, request: str) -> None:
+        """Close this stream as soon as a change of the permissions forbids what has opened it. need, peer: of the
+        request that has opened the stream, and that is permitted now. request: its name.
+        """
+        self._streams[stream] = need, _Opener(peer.host, peer.principal), request
+        stream.on_gone = partial(self._stream_gone, stream, stream.on_gone)
+
+    def _stream_gone(self, stream: Stream, on_gone: Callable[[], None] | None) -> None:
+        del self._streams[stream]
+        if on_gone is not None:
+            on_gone()
+
+    def _check_streams(self) -> None:
+        """Close each stream whose opener may not have it any more. In mode OBSERVE only count these streams."""
+        if self.is_open:
+            return
+        for stream, (need, opener, request) in list(self._streams.items()):
+            try:
+                self.check(need, opener, request)
+            except MetaqError as error:
+                stream.close(error)
+
     def refuses(self, need: Need, peer: _Peer, request: object, why: str) -> None:
         """Note in the audit log that the broker refuses a request."""
         if self.audit is not None:
@@ -299,8 +343,11 @@ class AccessControl:
     def report(self) -> dict[str, Any]:
         """Return the item `access` of `stats`: the mode, how many users there are, what was refused or (in mode
         OBSERVE) would have been, and which admins have logged in. `forgotten` counts the refusals that are not named
-        because there are too many; the last of them was seen at `forgotten_ms`.
+        because there are too many; the last of them was seen at `forgotten_ms`. A stream that mode ENFORCE would cut is
+        seen at each call.
         """
+        if self.mode is AccessMode.OBSERVE:
+            self._check_streams()
         refused = [
             {"principal": str(who), "address": host, "need": str(need), "count": count, "last_ms": at}
             for of_host in self._noted.values()

@@ -110,6 +110,7 @@ from .stats import ITEMS, stats_text
 
 if TYPE_CHECKING:
     from ..network.session import Session
+    from ..sets.connections import StreamProtocol
 
 __all__ = ["make_gate"]
 
@@ -210,7 +211,13 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         if broker.member is None:
             raise NotReplicating("this broker is no node of a broker set: start it with --node")
         session = cast("Session", caller)
-        broker.member.accept(frame, session.become, session.certified_hosts if needs_certificate else None)
+
+        def become(stream: StreamProtocol) -> None:
+            session.become(stream)
+            for need in REPLICATE(frame):
+                broker.access.watch(stream, need, session, RequestCode.FOLLOW.name)
+
+        broker.member.accept(frame, become, session.certified_hosts if needs_certificate else None)
         return None
 
     def check_halves(frame: Frame, caller: Caller | None) -> Answer:
