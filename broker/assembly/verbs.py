@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from twisted.internet.defer import Deferred, ensureDeferred, maybeDeferred
 
-from metaq.protocol.access import Need
+from metaq.protocol.access import Need, Principal
 from metaq.protocol.delays import CancelDelayedRequest, ListDelayedRequest
-from metaq.protocol.errors import BrokerCertificateRequired, NotReplicating
+from metaq.protocol.errors import AccessRefused, BrokerCertificateRequired, NotReplicating
 from metaq.protocol.fields import Ext
 from metaq.protocol.frames import Frame
 from metaq.protocol.half_messages import CheckHalvesRequest, EndHalfRequest, ListHalvesRequest
@@ -156,7 +156,13 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         if gate.guard is not None and caller is not None:
             gate.guard.check(need, caller, "TRANSACTION")
 
-    transactions = TransactionVerbs(broker.transactions, writing, permit)
+    def permit_owner(owner: Principal | None, caller: Any, what: str) -> None:
+        if gate.guard is None or not gate.guard.by_grants or caller is None or owner is None:
+            return
+        if caller.principal[:2] != owner[:2]:  # without the stamp, which changes with the password
+            raise AccessRefused(f"{what} belongs to {owner}, who has begun it, and not to {caller.principal}")
+
+    transactions = TransactionVerbs(broker.transactions, writing, permit, permit_owner)
     needs_certificate = broker.certificates is not None and broker.certificates.brokers_required
 
     def of_brokers(verb: Verb) -> Verb:

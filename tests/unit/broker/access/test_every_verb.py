@@ -9,6 +9,14 @@ from metaq.protocol.access import ANYBODY, Access, AccessGrant, AccessMode, Perm
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.pulls import READER_GROUP
 from metaq.protocol.put_run import LEAST_PUTS, PutRun
+from metaq.protocol.shared import (
+    SettleAction,
+    Settlement,
+    SettleOutcome,
+    decode_leased,
+    decode_outcomes,
+    encode_settlements,
+)
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import (
     Get,
@@ -264,3 +272,78 @@ def test_a_transaction_is_committed_only_by_who_may_still_send_its_messages(harn
     peer.send(commit)
     harness.threads.run()
     assert [each.code for each in peer.answers()] == [200], "nothing was lost meanwhile"
+
+
+def two_users(harness, app, other):
+    """The broker knows the users app and other, who have these grants. Returns a connection of each."""
+    users = {
+        name: User(name, Access(map(AccessGrant.parse, grants))) for name, grants in (("app", app), ("other", other))
+    }
+    harness.broker.access.see(Permissions(AccessMode.ENFORCE, users))
+    harness.gate.guard = harness.broker.access
+    peers = [harness.connect() for _ in users]
+    for peer, name in zip(peers, users, strict=True):
+        peer.session.logged_in(Principal("user", name))
+    return peers
+
+
+def transaction(peer, harness, verb):
+    peer.send(b"transaction XID:1:0a:0b:q s %b 7\r\n" % verb)
+    harness.threads.run()
+    (answer,) = peer.answers()
+    return answer
+
+
+XA_PUT = b"put t 0 5 0 -1 XID:1:0a:0b:q 7\r\nhello"
+
+
+@pytest.mark.parametrize("verb", [b"PREPARE", b"COMMIT_ONE_PHASE", b"COMMIT_TWO_PHASE", b"ROLLBACK"])
+def test_an_xa_transaction_is_ended_only_by_who_may_send_its_messages(harness, verb):
+    """Also a prepared one, after a restart: its topics are in the transaction log, and who began it is not."""
+    app, other = two_users(harness, ("send:t", "transact"), ("send:safe", "transact"))
+    assert transaction(app, harness, b"BEGIN").code == 200
+    assert app.ask(XA_PUT).code == 200
+    if verb == b"COMMIT_TWO_PHASE":
+        assert transaction(app, harness, b"PREPARE").code == 200
+    refused = transaction(other, harness, verb)
+    assert (refused.code, "metaq acl grant other send:t" in refused.text) == (403, True)
+    assert transaction(app, harness, verb).code == 200, "nothing has ended it"
+
+
+def test_nobody_puts_messages_into_an_xa_transaction_of_another_user(harness):
+    """The other one could not commit it, if it had messages for topics that he may not send to."""
+    app, other = two_users(harness, ("send:t", "transact"), ("send:t", "send:safe", "transact"))
+    assert transaction(app, harness, b"BEGIN").code == 200
+    refused = other.ask(XA_PUT.replace(b"put t", b"put safe"))
+    assert (refused.code, "belongs to user app" in refused.text) == (403, True)
+    framed = other.ask_frame(encode_frame(RequestCode.SEND, 7, T0 | XA, 5) + b"hello")
+    assert framed.code == ResponseCode.ACCESS_REFUSED
+    harness.broker.access.see(
+        Permissions(AccessMode.OBSERVE, harness.broker.access.permissions.users)
+    )  # nothing is refused, as before there were users
+    assert other.ask(XA_PUT).code == 200
+
+
+def test_a_lease_is_settled_only_by_who_has_its_token(harness):
+    """Tokens are 63 random bits that only the answer to ACQUIRE has."""
+    app, other = two_users(harness, ("send:t", "consume:t@g"), ("consume:t@g",))
+    assert app.ask(put("t", 0)).code == 200
+    asked = GROUP | {"member": "m", "maxRecords": "1", "maxBytes": "1000", "leaseMs": "60000", "start": "earliest"}
+    app.send(encode_frame(RequestCode.ACQUIRE, 7, asked))
+    for _ in range(5):
+        harness.threads.run()
+        harness.turn()
+    (leased,) = app.frames()
+    (row,) = decode_leased(memoryview(leased.body), 1)
+
+    def settle(peer, token):
+        body = encode_settlements([Settlement(row.offset, token, 0, SettleAction.ACK)])
+        peer.send(encode_frame(RequestCode.SETTLE, 8, GROUP | {"records": "1"}, len(body)) + body)
+        for _ in range(5):
+            harness.threads.run()
+            harness.turn()
+        (answer,) = peer.frames()
+        return decode_outcomes(answer.body, 1)
+
+    assert settle(other, row.token ^ 1) == [SettleOutcome.LOST]
+    assert settle(app, row.token) == [SettleOutcome.DONE]
