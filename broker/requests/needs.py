@@ -14,7 +14,8 @@ from metaq.protocol.access import AccessOperation, Need
 from metaq.protocol.errors import AccessRefused
 from metaq.protocol.frames import Frame
 from metaq.protocol.limits import MAX_CHECKED_TOPICS, MAX_NAME_BYTES
-from metaq.protocol.pulls import READER_GROUP
+from metaq.protocol.own_topics import INBOX_CHARACTERS, REPLY_TOPIC
+from metaq.protocol.pulls import READER_GROUP, TAG_SEPARATOR
 from metaq.protocol.put_run import PutRun
 from metaq.protocol.sends import announced_topics
 from metaq.protocol.text import Stats, TransactionCommand
@@ -27,12 +28,14 @@ __all__ = [
     "ADMIN",
     "COOPERATE",
     "KNOWN",
+    "NEED_OF_INBOX",
     "NOTHING",
     "REPLICATE",
     "SEE",
     "TRANSACT",
     "Needs",
     "consumes",
+    "inbox_of",
     "lists_halves",
     "need_to_consume",
     "of_checks",
@@ -41,6 +44,7 @@ __all__ = [
     "of_run",
     "of_stats",
     "of_transaction",
+    "pulls",
     "sees_group",
     "sees_messages",
     "sends",
@@ -107,6 +111,24 @@ def consumes(request: Any) -> Iterable[Need]:
 def need_to_consume(topic: str, group: str) -> Need:
     """Return what is needed to read a topic in a group. group: "" or READER_GROUP means without a group."""
     return Need(AccessOperation.CONSUME, topic, "" if group == READER_GROUP else group)
+
+
+def pulls(frame: Frame) -> Iterable[Need]:
+    """For PULL."""
+    topic, group = _field(frame, "topic"), _field(frame, "group")
+    is_inbox = topic == REPLY_TOPIC and inbox_of(group, frame.ext.get("tags", ""), frame.ext.get("where", "")) != ""
+    return (NEED_OF_INBOX if is_inbox else need_to_consume(topic, group),)
+
+
+NEED_OF_INBOX = Need(AccessOperation.REPLIES, REPLY_TOPIC)
+
+
+def inbox_of(group: str, tags: str, where: str) -> str:
+    """Return the inbox whose replies a pull of the topic of replies asks for, or "" if it asks for others, too. tags,
+    where: the texts of these fields.
+    """
+    is_one = len(tags) >= INBOX_CHARACTERS and TAG_SEPARATOR not in tags
+    return tags if is_one and not where and group in ("", READER_GROUP) else ""
 
 
 def shows(request: Any) -> Iterable[Need]:

@@ -235,8 +235,8 @@ class Following:
     """A stream of a follower on a connection of this principal."""
 
     def __init__(self, control, principal):
+        gone = self.gone = []
         self.on_gone = lambda: gone.append(principal)
-        self.gone = gone = []
         self.closed = []
         control.watch(self, Need(AccessOperation.REPLICATE), Peer(principal), "FOLLOW")
 

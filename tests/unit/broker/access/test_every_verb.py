@@ -9,6 +9,7 @@ from metaq.protocol.access import ANYBODY, Access, AccessGrant, AccessMode, Perm
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.pulls import READER_GROUP
 from metaq.protocol.put_run import LEAST_PUTS, PutRun
+from metaq.protocol.record import encode_attributes, encode_body, tag_hash
 from metaq.protocol.shared import (
     SettleAction,
     Settlement,
@@ -29,7 +30,7 @@ from metaq.protocol.text import (
     TransactionCommand,
     Version,
 )
-from tests.unit.broker.harness import put
+from tests.unit.broker.harness import pull, put, send
 
 ANYONE, USERS, BROKERS, SOME = "anyone", "users", "brokers", "send:TOPIC"
 T0 = {"topic": "t", "partition": "0"}
@@ -245,12 +246,62 @@ def test_of_puts_that_arrive_together_only_the_refused_ones_are_refused(harness)
     assert [each.code for each in peer.answers()] == [200 if topic == "t" else 403 for topic in topics]
 
 
-def test_who_asks_reads_replies_and_who_answers_sends_them(harness):
-    replies = {"topic": "%REPLY%", "partition": "0"}
-    for grant, may_send in (("send:t", False), ("consume:t@g", True), ("see:t", None)):
+INBOX = "0123456789abcdef"
+REPLIES = {"topic": "%REPLY%", "partition": "0"}
+
+
+def test_who_asks_reads_the_replies_of_one_inbox_and_who_answers_sends_them(harness):
+    inbox = REPLIES | {"tags": INBOX, "group": READER_GROUP}
+    for grant, may_send, may_read in (("send:t", False, True), ("consume:t@g", True, False), ("see:t", False, False)):
         enforced(harness, grant)
-        assert refused(ask(harness, USER, RequestCode.SEND, replies)) == (may_send is not True)
-        assert refused(ask(harness, USER, RequestCode.PULL, replies)) == (may_send is not False)
+        assert refused(ask(harness, USER, RequestCode.SEND, REPLIES)) != may_send
+        assert refused(ask(harness, USER, RequestCode.PULL, inbox)) != may_read
+    enforced(harness, "send:*", "deny consume:%REPLY%")
+    assert refused(ask(harness, USER, RequestCode.PULL, inbox))
+
+
+@pytest.mark.parametrize(
+    ("code", "ext"),
+    [
+        (RequestCode.PULL, {}),
+        (RequestCode.PULL, {"tags": INBOX[:-1]}),
+        (RequestCode.PULL, {"tags": f"{INBOX}||{INBOX[::-1]}"}),
+        (RequestCode.PULL, {"tags": INBOX, "where": "TRUE"}),
+        (RequestCode.PULL, {"tags": INBOX, "group": "g"}),
+        (RequestCode.ACQUIRE, {"tags": INBOX, "group": "g"}),
+        (RequestCode.VIEW_MESSAGE_BY_ID, {}),
+        (RequestCode.QUERY_MESSAGE, {}),
+        (RequestCode.LIST_DELAYED, {}),
+    ],
+)
+def test_who_may_ask_reads_the_replies_of_no_other_inbox(harness, code, ext):
+    enforced(harness, "send:t", "consume:t@g")
+    answer = ask(harness, USER, code, REPLIES | ext)
+    assert b"metaq acl grant app consume:%REPLY%" in answer
+    enforced(harness, "consume:%REPLY%", "consume:%REPLY%@g")
+    assert not refused(ask(harness, USER, code, REPLIES | ext))
+
+
+def test_an_inbox_is_compared_and_not_only_its_hash(harness, monkeypatch):
+    """32 bits could be guessed. Also while nothing is enforced, so that the answer never depends on the mode."""
+    monkeypatch.setattr("metaq.broker.requests.pull.tag_hash", lambda tag: tag_hash(INBOX))
+    peer = harness.connect()
+    flag, attribute = encode_attributes(tag=INBOX)
+    body = encode_body(b"for one", flag, attribute)
+    peer.send(send("%REPLY%", 0, body, flag=flag))
+    harness.threads.run()
+    assert [each.code for each in peer.frames()] == [ResponseCode.SUCCESS]
+
+    def pulled(tag):
+        peer.send(pull("%REPLY%", 0, 0, tags=(tag,), group=READER_GROUP))
+        for _ in range(5):
+            harness.turn()
+        harness.reactor.advance(1)
+        (answer,) = peer.frames()
+        return bytes(answer.body)
+
+    assert pulled(INBOX).endswith(b"for one")
+    assert pulled(INBOX[::-1]) == pulled("0123456789' OR 'a' = 'a") == b""
 
 
 def test_a_transaction_is_committed_only_by_who_may_still_send_its_messages(harness):
