@@ -260,6 +260,14 @@ class AccessControl:
         if self.audit is not None and not is_of_operators(need, peer.principal):  # `serves` writes the others
             self.audit.refused(peer.principal, peer.host, need, request, why, would_be=True)
 
+    def permits(self, need: Need, peer: _Peer) -> bool:
+        """Return whether the sender of a request may do what needs `need`, whatever the mode is. Nothing is counted or
+        logged: this is for lists that leave out what their asker may not see.
+        """
+        now, permissions = self._now_ms(), self.permissions
+        is_gone = self._gone_since is not None and now >= self._gone_since + HOLD_SECONDS * 1000
+        return permissions is not None and not is_gone and permissions.refusal(peer.principal, need, now) is None
+
     def watch(self, stream: Stream, need: Need, peer: _Peer, request: str) -> None:
         """Close this stream as soon as a change of the permissions forbids what has opened it. need, peer: of the
         request that has opened the stream, and that is permitted now. request: its name.

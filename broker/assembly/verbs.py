@@ -194,11 +194,13 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         return put_alone(put._replace(tx_key=None), caller)  # 1.x ignores the key, and stores the message at once
 
     def stats(stats: Stats, caller: Caller | None) -> Work:
-        body = yield from stats_text(broker, stats.item)  # bytes: the configuration file may have any encoding
+        body = yield from stats_text(
+            broker, stats.item, gate.sees(caller)
+        )  # bytes: the configuration file may have any encoding
         return encode_result_line(Status.SUCCESS, len(body), stats.opaque) + body
 
     def stats_frame(frame: Frame, caller: Caller | None) -> Work:
-        body = yield from stats_text(broker, StatsRequest.from_ext(frame.ext).item)
+        body = yield from stats_text(broker, StatsRequest.from_ext(frame.ext).item, gate.sees(caller))
         return body_frame(frame.opaque, body)
 
     def version(version: Version, caller: Caller | None) -> Bytes:

@@ -189,6 +189,8 @@ def of_transaction(request: Any) -> Iterable[Need]:
 def of_page(page: PageRequest) -> Iterable[Need]:
     """For a page of the dashboard."""
     words = page.words
+    if not page.changes and (words == ["topics"] or (words[:1] == ["stats"] and words[1:] in _PARTLY)):
+        return KNOWN(page)
     if (
         page.changes
         or (words and words[0] in _PAGES_OF_ADMINS)
@@ -199,6 +201,8 @@ def of_page(page: PageRequest) -> Iterable[Need]:
 
 
 _PAGES_OF_ADMINS = frozenset(("config", "logging", "thread-dump", "properties", "java-properties"))
+_PARTLY = ["topics"], ["offsets"]
+"""Items of STATS that leave out the topics that their asker may not see."""
 _ITEMS_OF_ADMINS = frozenset(("config", "access", "reset"))
 
 
@@ -209,6 +213,8 @@ def of_stats(seen: frozenset[str | None]) -> Needs:
         item = _field(request, "item")
         if item in _ITEMS_OF_ADMINS:
             return ADMIN(request)
+        if [item] in _PARTLY:
+            return KNOWN(request)
         return SEE(request) if not item or item in seen else (Need(AccessOperation.SEE, item),)
 
     return needs

@@ -4,7 +4,9 @@ from typing import NamedTuple
 
 import pytest
 
-from metaq.broker.requests.gate import PageRequest
+from metaq.broker.assembly.stats import seen
+from metaq.broker.http.dashboard import Dashboard, RecentLog
+from metaq.broker.requests.gate import HttpPeer, PageRequest
 from metaq.protocol.access import ANYBODY, Access, AccessGrant, AccessMode, Permissions, Principal, User
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.pulls import READER_GROUP
@@ -97,6 +99,8 @@ VARIANTS = [
     (RequestCode.PULL, Entry(T0, ("consume:t",))),
     (RequestCode.PULL, Entry(T0 | {"group": READER_GROUP}, ("consume:t",))),
     (RequestCode.STATS, Entry({"item": "t"}, ("see:t",))),
+    (RequestCode.STATS, Entry({"item": "topics"}, (USERS,))),
+    (RequestCode.STATS, Entry({"item": "offsets"}, (USERS,))),
     (RequestCode.STATS, Entry({"item": "config"}, ADMIN, brokers=False)),
     (RequestCode.STATS, Entry({"item": "access"}, ADMIN, brokers=False)),
     (RequestCode.STATS, Entry({"item": "reset"}, ADMIN, brokers=False)),
@@ -398,3 +402,67 @@ def test_a_lease_is_settled_only_by_who_has_its_token(harness):
 
     assert settle(other, row.token ^ 1) == [SettleOutcome.LOST]
     assert settle(app, row.token) == [SettleOutcome.DONE]
+
+
+# --- lists that leave out what their asker may not see ---------------------------------------------------------------
+
+
+def stats_of(harness, principal, item):
+    peer = harness.connect()
+    peer.session.logged_in(principal)
+    answer = peer.ask_frame(encode_frame(RequestCode.STATS, 7, {"item": item}), work=True)
+    by_text = harness.connect()
+    by_text.session.logged_in(principal)
+    assert by_text.ask(b"stats %b 7\r\n" % item.encode(), work=True).text.encode() == bytes(answer.body)
+    lines = bytes(answer.body).decode().split("\r\n")[1:-2]
+    return [(line.split(" ")[0], line.split(" ")[-1]) for line in lines]
+
+
+@pytest.fixture
+def stored(harness):
+    """The broker has messages of the topics t and safe; quiet is configured and has none."""
+    peer = harness.connect()
+    for topic in ("t", "safe"):
+        assert peer.ask(put(topic, 0), work=True).code == 200
+    return harness
+
+
+def test_lists_of_topics_leave_out_those_that_the_asker_may_not_see(stored):
+    enforced(stored, "consume:t@g", "see:quiet")
+    assert stats_of(stored, USER, "topics") == [("t", "true"), ("quiet", "*Empty*"), ("*hidden*", "2")]
+    assert [topic for topic, _ in stats_of(stored, USER, "offsets")] == ["t", "*hidden*"]
+    for grants in (["see:*"], ["admin"]):
+        enforced(stored, *grants)
+        assert [topic for topic, _ in stats_of(stored, USER, "topics")] == ["safe", "t", "quiet", "wild*"]
+    enforced(stored, "admin", "deny see:safe")
+    assert [topic for topic, _ in stats_of(stored, USER, "offsets")] == ["t", "*hidden*"]
+    assert [topic for topic, _ in stats_of(stored, BROKER, "offsets")] == ["safe", "t"]
+    enforced(stored)
+    assert stats_of(stored, USER, "topics") == [("*hidden*", "4")]
+
+
+def test_observing_hides_nothing(stored):
+    user = User("app", Access([]))
+    stored.broker.access.see(Permissions(AccessMode.OBSERVE, {"app": user}))
+    stored.gate.guard = stored.broker.access
+    assert [topic for topic, _ in stats_of(stored, USER, "topics")] == ["safe", "t", "quiet", "wild*"]
+
+
+def test_the_page_of_topics_leaves_them_out_too(stored):
+    enforced(stored, "see:t")
+    dashboard = Dashboard(stored.broker, stored.gate, lambda: None, RecentLog())
+    pages = []
+    dashboard.topics(stored.gate.sees(HttpPeer("192.0.2.7", USER))).addCallback(pages.append)
+    for _ in range(10):
+        stored.turn()
+    ((table, without_data), note) = pages[0].parts, pages[0].note
+    assert (list(table.rows), list(without_data.lines)) == (["t"], ["none"])
+    assert note.startswith("3 topics are not shown")
+
+
+def test_a_list_of_many_topics_is_made_in_slices(harness, monkeypatch):
+    """A decision takes some microseconds, and there may be ten thousand topics."""
+    monkeypatch.setattr("metaq.broker.tuning.STATS_LINES", 4)
+    asked = []
+    slices = list(seen([str(number) for number in range(17)], lambda topic: asked.append(topic)))
+    assert (len(slices), len(asked)) == (4, 17)
