@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from twisted.internet.defer import Deferred
@@ -348,11 +349,12 @@ class AccessControl:
         if self.audit is not None:
             self.audit.login_failed(host, why)
 
-    def report(self) -> dict[str, Any]:
+    def report(self, networks: Mapping[str, Sequence[str]] = MappingProxyType({})) -> dict[str, Any]:
         """Return the item `access` of `stats`: the mode, how many users there are, what was refused or (in mode
-        OBSERVE) would have been, and which admins have logged in. `forgotten` counts the refusals that are not named
-        because there are too many; the last of them was seen at `forgotten_ms`. A stream that mode ENFORCE would cut is
-        seen at each call.
+        OBSERVE) would have been, which admins have logged in, and which users are known by their address. networks: for
+        each of the latter its networks. `expires_ms` is None for a user who does not expire or does not exist.
+        `forgotten` counts the refusals that are not named because there are too many; the last of them was seen at
+        `forgotten_ms`. A stream that mode ENFORCE would cut is seen at each call.
         """
         if self.mode is AccessMode.OBSERVE:
             self._check_streams()
@@ -361,9 +363,19 @@ class AccessControl:
             for of_host in self._noted.values()
             for (who, host, need), (count, at) in of_host.items()
         ]
+        users = {} if self.permissions is None else self.permissions.users
         return {
             "mode": str(self.mode),
-            "users": 0 if self.permissions is None else len(self.permissions.users),
+            "users": len(users),
+            "addresses": [
+                {
+                    "name": name,
+                    "networks": list(of_user),
+                    "exists": name in users,
+                    "expires_ms": users[name].expires_ms if name in users else None,
+                }
+                for name, of_user in networks.items()
+            ],
             "refused": refused,
             "forgotten": self._forgotten,
             "forgotten_ms": self._forgotten_ms,

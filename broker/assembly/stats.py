@@ -44,7 +44,8 @@ def stats_text(broker: Broker, item: str, sees: Sees = None) -> Generator[None, 
     if item == "config":
         return broker.config.source
     if item == "access":
-        return json.dumps(broker.access.report()).encode()
+        networks = {} if broker.certificates is None else broker.certificates.users_by_address
+        return json.dumps(broker.access.report(networks)).encode()
     lines = yield from all_lines(stats_lines(broker, item, sees))
     return "\r\n".join([*lines, ""]).encode("utf-8", "backslashreplace")
 

@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, cast
 
@@ -88,6 +88,14 @@ class Certificates:
                 if address in network:
                     return Principal("address", user)
         return ANYBODY
+
+    @property
+    def users_by_address(self) -> Mapping[str, Sequence[str]]:
+        """The networks that security.ini gives to users, by the user's name."""
+        found: dict[str, list[str]] = {}
+        for network, user in self._security.addresses:
+            found.setdefault(user, []).append(str(network))
+        return found
 
     def connection_class(self, plain_class: type[tcp.Server], reactor: Any) -> type[tcp.Server]:
         """Return the transport class for a port with TLS. plain_class: the transport class for a port without TLS.

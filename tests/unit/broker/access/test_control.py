@@ -175,7 +175,21 @@ def test_observing_refuses_nothing_and_reports_what_would_be(make, harness):
         "forgotten": 0,
         "forgotten_ms": 0,
         "admins": [{"name": "root", "last_ms": 1_000_005}],
+        "addresses": [],
     }
+
+
+def test_the_report_has_the_users_by_address_with_their_expiry(make):
+    control = make()
+    users = {"legacy": User("legacy", Access([]), 2_000_000), "always": User("always", Access([]))}
+    control.see(Permissions(AccessMode.ENFORCE, users))
+    networks = {"legacy": ["10.0.0.0/8", "::1/128"], "always": ["192.0.2.7/32"], "nobody": ["192.0.2.8/32"]}
+    found = [tuple(each.values()) for each in control.report(networks)["addresses"]]
+    assert found == [
+        ("legacy", ["10.0.0.0/8", "::1/128"], True, 2_000_000),
+        ("always", ["192.0.2.7/32"], True, None),
+        ("nobody", ["192.0.2.8/32"], False, None),
+    ]
 
 
 def test_what_is_counted_has_a_limit_and_one_address_hides_no_other(make, monkeypatch):
