@@ -270,14 +270,17 @@ class AccessControl:
         return permissions is not None and not is_gone and permissions.refusal(peer.principal, need, now) is None
 
     def watch(self, stream: Stream, need: Need, peer: _Peer, request: str) -> None:
-        """Close this stream as soon as a change of the permissions forbids what has opened it. need, peer: of the
-        request that has opened the stream, and that is permitted now. request: its name.
+        """Close this stream as soon as the permissions forbid what has opened it. need, peer: of the request that has
+        opened the stream. request: its name.
         """
-        self._streams[stream] = need, _Opener(peer.host, peer.principal), request
+        opener = _Opener(peer.host, peer.principal)
+        self._streams[stream] = need, opener, request
         stream.on_gone = partial(self._stream_gone, stream, stream.on_gone)
+        if self.permissions is not None and self.by_grants:  # they may have changed since the request was checked
+            self._check_stream(stream, need, opener, request)
 
     def _stream_gone(self, stream: Stream, on_gone: Callable[[], None] | None) -> None:
-        del self._streams[stream]
+        self._streams.pop(stream, None)
         if on_gone is not None:
             on_gone()
 
@@ -285,11 +288,14 @@ class AccessControl:
         """Close each stream whose opener may not have it any more. In mode OBSERVE only count these streams."""
         if self.is_open:
             return
-        for stream, (need, opener, request) in list(self._streams.items()):
-            try:
-                self.check(need, opener, request)
-            except MetaqError as error:
-                stream.close(error)
+        for stream, watched in list(self._streams.items()):
+            self._check_stream(stream, *watched)
+
+    def _check_stream(self, stream: Stream, need: Need, opener: _Opener, request: str) -> None:
+        try:
+            self.check(need, opener, request)
+        except MetaqError as error:
+            stream.close(error)
 
     def refuses(self, need: Need, peer: _Peer, request: object, why: str) -> None:
         """Note in the audit log that the broker refuses a request."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from twisted.internet.defer import Deferred, ensureDeferred, maybeDeferred
 
-from metaq.protocol.access import Need, Principal
+from metaq.protocol.access import AccessOperation, Need, Principal
 from metaq.protocol.delays import CancelDelayedRequest, ListDelayedRequest
 from metaq.protocol.errors import AccessRefused, BrokerCertificateRequired, NotReplicating
 from metaq.protocol.fields import Ext
@@ -161,7 +161,9 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         if gate.guard is None or not gate.guard.by_grants or caller is None or owner is None:
             return
         if caller.principal[:2] != owner[:2]:  # without the stamp, which changes with the password
-            raise AccessRefused(f"{what} belongs to {owner}, who has begun it, and not to {caller.principal}")
+            why = f"{what} belongs to {owner}, who has begun it, and not to {caller.principal}"
+            broker.access.refuses(Need(AccessOperation.TRANSACT), caller, "TRANSACTION", why)
+            raise AccessRefused(why)
 
     transactions = TransactionVerbs(broker.transactions, writing, permit, permit_owner)
     needs_certificate = broker.certificates is not None and broker.certificates.brokers_required
@@ -194,9 +196,8 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         return put_alone(put._replace(tx_key=None), caller)  # 1.x ignores the key, and stores the message at once
 
     def stats(stats: Stats, caller: Caller | None) -> Work:
-        body = yield from stats_text(
-            broker, stats.item, gate.sees(caller)
-        )  # bytes: the configuration file may have any encoding
+        # bytes: the configuration file may have any encoding
+        body = yield from stats_text(broker, stats.item, gate.sees(caller))
         return encode_result_line(Status.SUCCESS, len(body), stats.opaque) + body
 
     def stats_frame(frame: Frame, caller: Caller | None) -> Work:

@@ -251,7 +251,7 @@ class Following:
     def __init__(self, control, principal):
         gone = self.gone = []
         self.on_gone = lambda: gone.append(principal)
-        self.closed = []
+        self.closed: list[type] = []
         control.watch(self, Need(AccessOperation.REPLICATE), Peer(principal), "FOLLOW")
 
     def close(self, why):
@@ -272,6 +272,8 @@ def test_a_stream_ends_when_what_opened_it_is_forbidden(make, harness):
     assert [len(each.gone) for each in (broker, anybody, left)] == [0, 1, 1], "its place is free again"
     control.see(Permissions(AccessMode.ENFORCE, {}))
     assert len(anybody.closed) == 1
+    late = Following(control, ANYBODY)
+    assert late.closed == [AccessRefused], "it was permitted when it came, and had to wait for its turn"
 
 
 def test_the_stream_of_a_follower_is_such_a_stream(harness):
