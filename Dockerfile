@@ -28,13 +28,12 @@ RUN apt-get update \
  && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends python3-venv \
  && rm -rf /var/lib/apt/lists/*
 WORKDIR /usr/src/metaq
-COPY pyproject.toml docker/requirements ./
-RUN python3 -m venv --upgrade-deps /opt/metaq \
- && python3 requirements > requirements.txt && pip install --requirement requirements.txt
+COPY docker/requirements.lock docker/requirements-spark.lock ./
+RUN python3 -m venv /opt/metaq && pip install --require-hashes --requirement requirements.lock
 
 
 FROM libraries AS sources
-COPY README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE ./
 COPY protocol protocol
 COPY coordination coordination
 COPY broker broker
@@ -45,7 +44,7 @@ COPY metaq metaq
 
 FROM sources AS built
 # nothing installs into the image after this
-RUN pip install --no-deps . && pip uninstall --yes setuptools pip
+RUN pip install --no-deps --no-build-isolation . && pip uninstall --yes setuptools pip
 
 
 FROM libraries AS spark
@@ -53,9 +52,9 @@ FROM libraries AS spark
 RUN mkdir --parents /usr/share/man/man1 && apt-get update \
  && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends openjdk-17-jre-headless \
  && rm -rf /var/lib/apt/lists/*
-RUN python3 requirements spark > requirements.txt && pip install --requirement requirements.txt
+RUN pip install --require-hashes --requirement requirements-spark.lock
 COPY --from=sources /usr/src/metaq .
-RUN pip install --no-deps .
+RUN pip install --no-deps --no-build-isolation .
 USER metaq
 WORKDIR /data
 

@@ -58,6 +58,10 @@ class AccessOperation(StrEnum):
     SEE = "see"
     TRANSACT = "transact"
     ADMIN = "admin"
+    REPLIES = "replies"
+    """Read the replies of one inbox in the topic of replies. No grant contains this operation: whoever may send to some
+    topic may do it, because he can also ask. Nobody else knows the name of his inbox.
+    """
     REPLICATE = "replicate"
     """What only brokers do among themselves. No grant contains this operation."""
     COOPERATE = "cooperate"
@@ -73,11 +77,11 @@ _WITHOUT = (AccessOperation.TRANSACT, AccessOperation.ADMIN)
 
 
 _OF_REPLIES = {
-    AccessOperation.SEND: (AccessOperation.CONSUME, AccessOperation.SEE),
+    AccessOperation.SEND: (AccessOperation.REPLIES, AccessOperation.SEE),
     AccessOperation.CONSUME: (AccessOperation.SEND, AccessOperation.SEE),
 }
-"""What a grant for another topic permits with the topic of replies: whoever may send requests may read replies, and
-whoever may consume requests may send replies.
+"""What a grant for another topic permits with the topic of replies: whoever may send requests may read the replies to
+them, and whoever may consume requests may send replies.
 """
 
 
@@ -97,8 +101,8 @@ class Need(NamedTuple):
         operation, topic, group = self
         if operation is AccessOperation.COOPERATE:
             return str(AccessOperation.ADMIN)
-        if topic is None and operation is AccessOperation.SEND:
-            return f"{operation}:TOPIC"
+        if operation is AccessOperation.REPLIES or (topic is None and operation is AccessOperation.SEND):
+            return f"{AccessOperation.SEND}:TOPIC"
         if operation not in _WITH_TOPIC or (topic is None and operation is not AccessOperation.SEE):
             return str(operation)
         if topic is None:
@@ -203,6 +207,8 @@ class AccessGrant(NamedTuple):
             return topic == REPLY_TOPIC and operation in _OF_REPLIES.get(self.operation, ())
         if operation is AccessOperation.SEE:
             return self.operation in _WITH_TOPIC
+        if operation is AccessOperation.REPLIES:
+            return self.operation in (AccessOperation.SEND, AccessOperation.CONSUME)
         return self.operation is operation and (not group or self._names_group(group))
 
     def _names_group(self, group: str) -> bool:
@@ -215,6 +221,8 @@ class AccessGrant(NamedTuple):
 
     def _forbids(self, need: Need) -> bool:
         operation, topic, group = need
+        if operation is AccessOperation.REPLIES:
+            operation = AccessOperation.CONSUME
         if self.operation is not operation:
             return False
         if not topic:  # it concerns all topics, also those that this grant names; but a sender needs only some topic

@@ -17,7 +17,7 @@ from itertools import repeat
 from operator import attrgetter, itemgetter
 from typing import Generic, Protocol, TypeVar
 
-from .errors import MetaqError, RemoteProtocolError, RequestTimedOut
+from .errors import AccessRefused, MetaqError, RemoteProtocolError, RequestTimedOut
 from .frames import Frame, FrameStream, encode_frame, parse_frame, parse_frame_parts
 from .limits import (
     COMPRESSED_MARK,
@@ -89,11 +89,14 @@ class Opening:
         """Take the next bytes of the stream, or b"" at its end. Return the broker's version if its answer is complete,
         otherwise None.
 
-        Raises RemoteProtocolError if the peer is not a metaq broker.
+        Raises RemoteProtocolError if the peer is not a metaq broker. Raises AccessRefused if the broker refuses all
+        requests on this connection, for example because it requires TLS.
         """
         if not data:
             raise RemoteProtocolError("it closed the connection")
         for answer in self._reader.receive(data):
+            if isinstance(answer, Result) and answer.code == Status.FORBIDDEN:
+                raise AccessRefused(answer.text)
             if not isinstance(answer, Result) or answer.code != Status.SUCCESS:
                 raise RemoteProtocolError(f"`version` was answered with {_told(answer)}")
             return answer.text

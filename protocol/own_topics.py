@@ -15,6 +15,7 @@ from .limits import check_group, check_topic
 
 __all__ = [
     "DEAD_PREFIX",
+    "INBOX_CHARACTERS",
     "OWN_MARK",
     "OWN_PARTITIONS",
     "REPLY_TOPIC",
@@ -33,6 +34,11 @@ the caller asks for them.
 RETRY_PREFIX = "%RETRY%"
 DEAD_PREFIX = "%DEAD%"
 REPLY_TOPIC = "%REPLY%"
+
+INBOX_CHARACTERS = 16
+"""Least length of the name of an inbox, the tag of all replies to one asker. An inbox is random, so that only those who
+have read one of its requests know it.
+"""
 
 OWN_PARTITIONS = 1
 """Number of partitions of each of metaq's own topics on a broker whose server.ini has no section for the topic."""

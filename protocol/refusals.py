@@ -61,6 +61,9 @@ _XA_REFUSAL = re.compile(r"XAException:code=(-?\d{1,9}),msg=(.*)", re.DOTALL)
 errors.XaRefused writes such texts.
 """
 
+_CLOSED = re.compile(r"[Pp]artition\[-?\d{1,10}-\d{1,10}\] has been closed")
+"""Found in the text of a refusal with the status 403 if an operator has closed the partition (wire.md §3)."""
+
 _CODES: Mapping[type[MetaqError], ResponseCode] = {
     TransactionRefused: ResponseCode.TRANSACTION_REFUSED,
     XaRefused: ResponseCode.TRANSACTION_REFUSED,
@@ -144,11 +147,15 @@ def text_error(result: Result, partition: TopicPartition, broker: object) -> Met
     """Return the error that the broker reports by the status of a `result` answer. partition, broker: the partition and
     the broker of the request, for the error text.
 
-    1.x answers most failures with the status 500 and a text for people. This function ignores these texts, except the
-    text for a wrong checksum, which is the same from Java brokers and from metaq's own brokers.
+    1.x answers most failures with the status 500 and a text for people. This function ignores these texts, except two
+    that are the same from Java brokers and from metaq's own brokers: the text for a wrong checksum, and the text for a
+    closed partition. A Java broker sends the status 403 only for a closed partition. Metaq's own brokers also send it
+    for what a user or a connection may not do.
     """
     if result.code == Status.FORBIDDEN:
-        return PartitionClosed(partition.broker, partition.partition)
+        if _CLOSED.search(result.text):
+            return PartitionClosed(partition.broker, partition.partition)
+        return AccessRefused(f"{broker}: {result.text}")
     if result.code == Status.NOT_FOUND:
         return PartitionNotFound(partition.topic, partition.partition)
     if result.code == Status.UNAVAILABLE:

@@ -23,6 +23,7 @@ __all__ = [
     "ALL_PARTITIONS",
     "DEFAULT_FOUND_MESSAGES",
     "FOUND_ROW_BYTES",
+    "HIDDEN_TOPICS",
     "ClosePartitionsRequest",
     "FoundReply",
     "FoundRow",
@@ -120,6 +121,12 @@ def _check_item(item: str) -> str:
     if len(item) > MAX_NAME_BYTES:
         raise RemoteProtocolError(f"extFields.item has {len(item)} characters: no item and no topic has so many")
     return item
+
+
+HIDDEN_TOPICS = "*hidden*"
+"""First word of the last line of the items `topics` and `offsets` of STATS if the asker may not see all topics. The
+line goes on with `topics` and the number of those that are left out.
+"""
 
 
 @dataclass(slots=True)

@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from twisted.internet.defer import Deferred
@@ -33,7 +35,7 @@ from ..runtime.few_lines import FewLines
 from ..store.files import Files, replace_file
 from .audit import Audit, is_of_operators
 
-__all__ = ["HOLD_SECONDS", "AccessControl", "Granted"]
+__all__ = ["HOLD_SECONDS", "AccessControl", "Granted", "Stream"]
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +67,25 @@ class _Peer(Protocol):
     def host(self) -> str: ...
     @property
     def principal(self) -> Principal: ...
+
+
+class Stream(Protocol):
+    """A connection that one permitted request has turned into a stream, so that it carries no further requests."""
+
+    on_gone: Callable[[], None] | None
+    """A function that is called when the connection is closed."""
+
+    def close(self, why: MetaqError) -> None:
+        """Close the connection at once."""
+
+
+@dataclass(slots=True)
+class _Opener:
+    """The sender of the request that has opened a stream."""
+
+    host: str
+    principal: Principal
+    granted: Granted | None = None
 
 
 class _Refused(NamedTuple):
@@ -107,6 +128,7 @@ class AccessControl:
         self._forgotten = 0
         self._forgotten_ms = 0.0
         self._admins: dict[str, float] = {}
+        self._streams: dict[Stream, tuple[Need, _Opener, str]] = {}
         self._gone_since: float | None = None  # when ZooKeeper was first seen without users, milliseconds
         self.permissions = self._saved()
         """What the broker has read last; None if it has never read anything."""
@@ -160,6 +182,7 @@ class AccessControl:
             self.audit.changed(known, read)
         self._save()
         self.changed()
+        self._check_streams()
 
     def _save(self) -> None:
         """Write what is known to the file, on a worker thread. A failure is logged: after a restart the broker then
@@ -238,6 +261,42 @@ class AccessControl:
         if self.audit is not None and not is_of_operators(need, peer.principal):  # `serves` writes the others
             self.audit.refused(peer.principal, peer.host, need, request, why, would_be=True)
 
+    def permits(self, need: Need, peer: _Peer) -> bool:
+        """Return whether the sender of a request may do what needs `need`, whatever the mode is. Nothing is counted or
+        logged: this is for lists that leave out what their asker may not see.
+        """
+        now, permissions = self._now_ms(), self.permissions
+        is_gone = self._gone_since is not None and now >= self._gone_since + HOLD_SECONDS * 1000
+        return permissions is not None and not is_gone and permissions.refusal(peer.principal, need, now) is None
+
+    def watch(self, stream: Stream, need: Need, peer: _Peer, request: str) -> None:
+        """Close this stream as soon as the permissions forbid what has opened it. need, peer: of the request that has
+        opened the stream. request: its name.
+        """
+        opener = _Opener(peer.host, peer.principal)
+        self._streams[stream] = need, opener, request
+        stream.on_gone = partial(self._stream_gone, stream, stream.on_gone)
+        if self.permissions is not None and self.by_grants:  # they may have changed since the request was checked
+            self._check_stream(stream, need, opener, request)
+
+    def _stream_gone(self, stream: Stream, on_gone: Callable[[], None] | None) -> None:
+        self._streams.pop(stream, None)
+        if on_gone is not None:
+            on_gone()
+
+    def _check_streams(self) -> None:
+        """Close each stream whose opener may not have it any more. In mode OBSERVE only count these streams."""
+        if self.is_open:
+            return
+        for stream, watched in list(self._streams.items()):
+            self._check_stream(stream, *watched)
+
+    def _check_stream(self, stream: Stream, need: Need, opener: _Opener, request: str) -> None:
+        try:
+            self.check(need, opener, request)
+        except MetaqError as error:
+            stream.close(error)
+
     def refuses(self, need: Need, peer: _Peer, request: object, why: str) -> None:
         """Note in the audit log that the broker refuses a request."""
         if self.audit is not None:
@@ -296,19 +355,33 @@ class AccessControl:
         if self.audit is not None:
             self.audit.login_failed(host, why)
 
-    def report(self) -> dict[str, Any]:
+    def report(self, networks: Mapping[str, Sequence[str]] = MappingProxyType({})) -> dict[str, Any]:
         """Return the item `access` of `stats`: the mode, how many users there are, what was refused or (in mode
-        OBSERVE) would have been, and which admins have logged in. `forgotten` counts the refusals that are not named
-        because there are too many; the last of them was seen at `forgotten_ms`.
+        OBSERVE) would have been, which admins have logged in, and which users are known by their address. networks: for
+        each of the latter its networks. `expires_ms` is None for a user who does not expire or does not exist.
+        `forgotten` counts the refusals that are not named because there are too many; the last of them was seen at
+        `forgotten_ms`. A stream that mode ENFORCE would cut is seen at each call.
         """
+        if self.mode is AccessMode.OBSERVE:
+            self._check_streams()
         refused = [
             {"principal": str(who), "address": host, "need": str(need), "count": count, "last_ms": at}
             for of_host in self._noted.values()
             for (who, host, need), (count, at) in of_host.items()
         ]
+        users = {} if self.permissions is None else self.permissions.users
         return {
             "mode": str(self.mode),
-            "users": 0 if self.permissions is None else len(self.permissions.users),
+            "users": len(users),
+            "addresses": [
+                {
+                    "name": name,
+                    "networks": list(of_user),
+                    "exists": name in users,
+                    "expires_ms": users[name].expires_ms if name in users else None,
+                }
+                for name, of_user in networks.items()
+            ],
             "refused": refused,
             "forgotten": self._forgotten,
             "forgotten_ms": self._forgotten_ms,

@@ -11,13 +11,16 @@ from collections import defaultdict
 from collections.abc import Generator, Sequence
 from operator import attrgetter
 
+from metaq.protocol.remoting import HIDDEN_TOPICS
+
 from .. import tuning
 from ..memory.figures import Lines
 from ..partitions.counters import KINDS
+from ..requests.gate import Sees
 from ..store.partition_log import PartitionLog
 from .broker import Broker
 
-__all__ = ["ITEMS", "all_lines", "stats_lines", "stats_text"]
+__all__ = ["ITEMS", "all_lines", "seen", "stats_lines", "stats_text"]
 
 _HELP = (
     "*EMPTY* Returns broker info.",
@@ -31,26 +34,31 @@ _HAS_DATA, _UNKNOWN, _EMPTY = 0, 1, 2
 _partition = attrgetter("partition")
 
 
-def stats_text(broker: Broker, item: str) -> Generator[None, None, bytes]:
+def stats_text(broker: Broker, item: str, sees: Sees = None) -> Generator[None, None, bytes]:
     """Return the body of the answer to a `stats` request for `item`. `item` is one of the words of `stats`, such as
     `config` or `replication`. If it is none of these words, it is taken as the name of a topic. The body for `access`
-    is a JSON object. The broker can serve other requests at each `yield`, so each line has the values of the moment
-    when it is made. Raises NotLeader if this node stops leading while it makes lines that only a leader has.
+    is a JSON object. sees: as for stats_lines. The broker can serve other requests at each `yield`, so each line has
+    the values of the moment when it is made. Raises NotLeader if this node stops leading while it makes lines that only
+    a leader has.
     """
     if item == "config":
         return broker.config.source
     if item == "access":
-        return json.dumps(broker.access.report()).encode()
-    lines = yield from all_lines(stats_lines(broker, item))
+        networks = {} if broker.certificates is None else broker.certificates.users_by_address
+        return json.dumps(broker.access.report(networks)).encode()
+    lines = yield from all_lines(stats_lines(broker, item, sees))
     return "\r\n".join([*lines, ""]).encode("utf-8", "backslashreplace")
 
 
-def stats_lines(broker: Broker, item: str) -> Lines:
-    """Yield the lines about an item, which is any word of `stats` except `config`, or the name of a topic. Raises
-    NotLeader if this node stops leading while it makes lines that only a leader has.
+def stats_lines(broker: Broker, item: str, sees: Sees = None) -> Lines:
+    """Yield the lines about an item, which is any word of `stats` except `config`, or the name of a topic. sees: says
+    which topics the items `topics` and `offsets` list; their last line has the number of the others, if there are any.
+    Raises NotLeader if this node stops leading while it makes lines that only a leader has.
     """
     yield "STATS"
-    if item in _ITEMS:
+    if item in _LISTS:
+        yield from _LISTS[item](broker, sees)
+    elif item in _ITEMS:
         yield from _ITEMS[item](broker)
     elif (memory := next((each for each in broker.memories if each.item == item), None)) is not None:
         yield from memory.lines()
@@ -106,11 +114,12 @@ def _help_lines(broker: Broker) -> Lines:
     yield from _HELP
 
 
-def _topics_lines(broker: Broker) -> Lines:
-    stored = broker.partitions.stored_topics()
+def _topics_lines(broker: Broker, sees: Sees) -> Lines:
+    every = broker.partitions.stored_topics()
     yield None
     logs = _logs_by_topic(broker)
     yield None
+    stored = yield from seen(every, sees)
     for name in stored:
         config = broker.partitions.settings(name)
         messages, size = yield from _sums(logs[name])
@@ -118,15 +127,38 @@ def _topics_lines(broker: Broker) -> Lines:
             f"{name} partitions {len(logs[name])} message_count {messages} message_bytes {size} "
             f"accept_publish {_java(config.accept_publish)} accept_subscribe {_java(config.accept_subscribe)}"
         )
-    yield from (f"{name} *Empty*" for name in sorted(set(broker.config.topics).difference(stored)))
+    without_data = sorted(set(broker.config.topics).difference(every))
+    empty = yield from seen(without_data, sees)
+    yield from (f"{name} *Empty*" for name in empty)
+    yield from _hidden(len(every) + len(without_data) - len(stored) - len(empty))
 
 
-def _offsets_lines(broker: Broker) -> Lines:
+def _offsets_lines(broker: Broker, sees: Sees) -> Lines:
     logs = _logs_by_topic(broker)
-    for topic in sorted(logs):
+    topics = yield from seen(sorted(logs), sees)
+    for topic in topics:
         yield None
         for log in sorted(logs[topic], key=_partition):
             yield f"{topic} part {log.partition} min_offset {log.first_offset} max_offset {log.visible_end}"
+    yield from _hidden(len(logs) - len(topics))
+
+
+def seen(topics: Sequence[str], sees: Sees) -> Generator[None, None, Sequence[str]]:
+    """Return those of these topics that the asker may see. The broker can serve other requests at each `yield`."""
+    if sees is None:
+        return topics
+    found = []
+    for number, topic in enumerate(topics, 1):
+        if sees(topic):
+            found.append(topic)
+        if not number % tuning.STATS_LINES:
+            yield
+    return found
+
+
+def _hidden(count: int) -> Lines:
+    if count:
+        yield f"{HIDDEN_TOPICS} topics {count}"
 
 
 def _realtime_lines(broker: Broker) -> Lines:
@@ -231,8 +263,6 @@ def _java(value: bool) -> str:
 _ITEMS = {
     "": _system_lines,
     "help": _help_lines,
-    "topics": _topics_lines,
-    "offsets": _offsets_lines,
     "realtime": _realtime_lines,
     "reset": _reset_lines,
     "replication": _replication_lines,
@@ -240,5 +270,6 @@ _ITEMS = {
     "disk": _disk_lines,
     "journal": _journal_lines,
 }
-ITEMS = frozenset(_ITEMS)
+_LISTS = {"topics": _topics_lines, "offsets": _offsets_lines}
+ITEMS = frozenset((*_ITEMS, *_LISTS))
 """The items of `stats` about the whole broker, without those of the kinds of messages."""

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from twisted.internet.defer import Deferred, ensureDeferred, maybeDeferred
 
-from metaq.protocol.access import Need
+from metaq.protocol.access import AccessOperation, Need, Principal
 from metaq.protocol.delays import CancelDelayedRequest, ListDelayedRequest
-from metaq.protocol.errors import BrokerCertificateRequired, NotReplicating
+from metaq.protocol.errors import AccessRefused, BrokerCertificateRequired, NotReplicating
 from metaq.protocol.fields import Ext
 from metaq.protocol.frames import Frame
 from metaq.protocol.half_messages import CheckHalvesRequest, EndHalfRequest, ListHalvesRequest
@@ -91,6 +91,7 @@ from ..requests.needs import (
     of_run,
     of_stats,
     of_transaction,
+    pulls,
     sees_group,
     sees_messages,
     sends,
@@ -110,6 +111,7 @@ from .stats import ITEMS, stats_text
 
 if TYPE_CHECKING:
     from ..network.session import Session
+    from ..sets.connections import StreamProtocol
 
 __all__ = ["make_gate"]
 
@@ -155,7 +157,15 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         if gate.guard is not None and caller is not None:
             gate.guard.check(need, caller, "TRANSACTION")
 
-    transactions = TransactionVerbs(broker.transactions, writing, permit)
+    def permit_owner(owner: Principal | None, caller: Any, what: str) -> None:
+        if gate.guard is None or not gate.guard.by_grants or caller is None or owner is None:
+            return
+        if caller.principal[:2] != owner[:2]:  # without the stamp, which changes with the password
+            why = f"{what} belongs to {owner}, who has begun it, and not to {caller.principal}"
+            broker.access.refuses(Need(AccessOperation.TRANSACT), caller, "TRANSACTION", why)
+            raise AccessRefused(why)
+
+    transactions = TransactionVerbs(broker.transactions, writing, permit, permit_owner)
     needs_certificate = broker.certificates is not None and broker.certificates.brokers_required
 
     def of_brokers(verb: Verb) -> Verb:
@@ -186,11 +196,12 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         return put_alone(put._replace(tx_key=None), caller)  # 1.x ignores the key, and stores the message at once
 
     def stats(stats: Stats, caller: Caller | None) -> Work:
-        body = yield from stats_text(broker, stats.item)  # bytes: the configuration file may have any encoding
+        # bytes: the configuration file may have any encoding
+        body = yield from stats_text(broker, stats.item, gate.sees(caller))
         return encode_result_line(Status.SUCCESS, len(body), stats.opaque) + body
 
     def stats_frame(frame: Frame, caller: Caller | None) -> Work:
-        body = yield from stats_text(broker, StatsRequest.from_ext(frame.ext).item)
+        body = yield from stats_text(broker, StatsRequest.from_ext(frame.ext).item, gate.sees(caller))
         return body_frame(frame.opaque, body)
 
     def version(version: Version, caller: Caller | None) -> Bytes:
@@ -210,7 +221,13 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         if broker.member is None:
             raise NotReplicating("this broker is no node of a broker set: start it with --node")
         session = cast("Session", caller)
-        broker.member.accept(frame, session.become, session.certified_hosts if needs_certificate else None)
+
+        def become(stream: StreamProtocol) -> None:
+            session.become(stream)
+            for need in REPLICATE(frame):
+                broker.access.watch(stream, need, session, RequestCode.FOLLOW.name)
+
+        broker.member.accept(frame, become, session.certified_hosts if needs_certificate else None)
         return None
 
     def check_halves(frame: Frame, caller: Caller | None) -> Answer:
@@ -285,7 +302,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
             _many_bytes,
             stores=True,
         ),
-        RequestCode.PULL: Verb(lambda frame, caller: Pull(reading, frame), consumes, nodes=Nodes.READERS),
+        RequestCode.PULL: Verb(lambda frame, caller: Pull(reading, frame), pulls, nodes=Nodes.READERS),
         RequestCode.MIN_OFFSET: _read(PartitionRequest.from_ext, lookups.min_offset, shows),
         RequestCode.MAX_OFFSET: _read(PartitionRequest.from_ext, lookups.max_offset, shows),
         RequestCode.SEARCH_OFFSET_BY_TIME: _read(SearchByTimeRequest.from_ext, lookups.by_time, shows),

@@ -12,6 +12,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 from urllib.parse import quote
 
@@ -28,8 +29,8 @@ from metaq.protocol.errors import AccessRefused, AccountSpent, CoordinationError
 from metaq.protocol.limits import check_group
 
 from ..assembly.broker import Broker
-from ..assembly.stats import all_lines, stats_lines
-from ..requests.gate import Gate, PageRequest
+from ..assembly.stats import all_lines, seen, stats_lines
+from ..requests.gate import Gate, HttpPeer, PageRequest, Sees
 from ..runtime.account import NOBODY, account_address
 from ..store.partition_log import PartitionLog
 from .browsers import header_of
@@ -101,13 +102,17 @@ class Dashboard:
         rows += [("url", broker.url), ("data", ", ".join(broker.store.data_paths)), ("working_directory", os.getcwd())]
         return Page(f"Broker {broker.config.broker_id}", [Table(("figure", "value"), rows), *self._broker_set()])
 
-    def topics(self) -> Deferred[Page]:
-        return ensureDeferred(self._topics())
+    def topics(self, sees: Sees = None) -> Deferred[Page]:
+        return ensureDeferred(self._topics(sees))
 
-    async def _topics(self) -> Page:
+    async def _topics(self, sees: Sees) -> Page:
         totals = await self._in_turns(topic_totals(self.broker))
         partitions = self.broker.partitions
-        stored = partitions.stored_topics()
+        every = partitions.stored_topics()
+        without_data = sorted(set(self.broker.config.topics).difference(every))
+        stored = await self._in_turns(seen(every, sees))
+        configured = await self._in_turns(seen(without_data, sees))
+        hidden = len(every) + len(without_data) - len(stored) - len(configured)
 
         def cells(topic: str) -> Sequence[Cell]:
             total, settings = totals.get(topic, TopicTotals()), partitions.settings(topic)
@@ -116,8 +121,9 @@ class Dashboard:
 
         columns = ("topic", "partitions", "messages", "bytes", "accept_publish", "accept_subscribe")
         table = Table(columns, stored, cells=cells, links={"topic": "/topics/"})
-        empty = [f"{topic}\n" for topic in sorted(set(self.broker.config.topics).difference(stored))]
-        return Page("Topics", [table, Text(empty or ["none"], "Configured, without data")])
+        empty = [f"{topic}\n" for topic in configured]
+        note = f"{hidden} topics are not shown, because you lack the grant to see them." if hidden else ""
+        return Page("Topics", [table, Text(empty or ["none"], "Configured, without data")], note)
 
     def topic(self, topic: str, group: str) -> Page | Deferred[Page]:
         logs = self._logs(topic)
@@ -179,10 +185,10 @@ class Dashboard:
             tables.append(Table(columns, cells, "Followers"))
         return tables
 
-    def stats(self, item: str) -> Page:
+    def stats(self, item: str, sees: Sees = None) -> Page:
         if item == "config":
             return Page("Stats", [Text([self._source()], item)])
-        lines = (None if line is None else f"{line}\n" for line in stats_lines(self.broker, item))
+        lines = (None if line is None else f"{line}\n" for line in stats_lines(self.broker, item, sees))
         return Page("Stats", [Text(lines, item or "broker")])
 
     def config(self) -> Page:
@@ -280,7 +286,6 @@ class _Root(Resource):
         self._pages: Mapping[str, Callable[[], View]] = {
             "": dashboard.index,
             "dashboard": dashboard.index,
-            "topics": dashboard.topics,
             "cluster": dashboard.cluster,
             "config": dashboard.config,
             "logging": dashboard.logging,
@@ -291,21 +296,20 @@ class _Root(Resource):
 
     def render_GET(self, request: Request) -> int:  # noqa: N802
         words = _words(request)
-        return self._show(request, words, lambda: self._view(words, request), changes=False)
+        return self._show(request, words, lambda peer: self._view(words, request, peer), changes=False)
 
     render_HEAD = render_GET  # noqa: N815
 
     def render_POST(self, request: Request) -> int:  # noqa: N802
         words = _words(request)
-        return self._show(request, words, lambda: self._change(words, request), changes=True)
+        return self._show(request, words, lambda peer: self._change(words, request), changes=True)
 
-    def _show(self, request: Request, words: list[str], show: Callable[[], View], *, changes: bool) -> int:
+    def _show(self, request: Request, words: list[str], show: Callable[[HttpPeer], View], *, changes: bool) -> int:
         """Make a page and send it, if the gate admits the request. If too many other pages are being made or sent at
-        this moment, refuse the request.
+        this moment, refuse the request. show(peer): makes the page for this sender.
         """
         host = host_of(request)
         address = account_address(host)
-        asked = PageRequest(words, changes, show)
         shown_pages = self._dashboard.broker.account.shown_pages
         gone = cast("Deferred[object]", request.notifyFinish())
         admit = self._dashboard.gate.admit
@@ -321,6 +325,7 @@ class _Root(Resource):
             peer = None
             try:
                 peer = peer_of(request, self._dashboard.broker.logins)
+                asked = PageRequest(words, changes, partial(show, peer))
                 return admit(asked, peer).serve(asked, peer)
             except AccessRefused as error:
                 return Page("Refused", [Text([str(error)])], status=refusal_status(request, peer))
@@ -339,11 +344,14 @@ class _Root(Resource):
             turns = self._dashboard.broker.turns
             write_sheet(turns, address, request, sheet, lambda failure: _sheet(_failed(failure), request))
 
-    def _view(self, words: list[str], request: Request) -> View:
+    def _view(self, words: list[str], request: Request, peer: HttpPeer) -> View:
+        sees = self._dashboard.gate.sees(peer)
         if words == ["metrics"]:
             return Sheet(CONTENT_TYPE, exposition(self._dashboard.broker))
         if words[:1] == ["stats"] and len(words) <= 2:
-            return self._dashboard.stats(words[1] if len(words) == 2 else "")
+            return self._dashboard.stats(words[1] if len(words) == 2 else "", sees)
+        if words == ["topics"]:
+            return self._dashboard.topics(sees)
         if words[:1] == ["topics"] and len(words) == 2:
             return self._dashboard.topic(words[1], _argument(request, b"group"))
         page = self._pages.get("/".join(words))

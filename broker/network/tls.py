@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, cast
 
 from twisted.internet import tcp
@@ -81,6 +81,14 @@ class Certificates:
                 if address in network:
                     return Principal("address", user)
         return ANYBODY
+
+    @property
+    def users_by_address(self) -> Mapping[str, Sequence[str]]:
+        """The networks that security.ini gives to users, by the user's name."""
+        found: dict[str, list[str]] = {}
+        for network, user in self._security.addresses:
+            found.setdefault(user, []).append(str(network))
+        return found
 
     def connection_class(self, plain_class: type[tcp.Server], reactor: Any) -> type[tcp.Server]:
         """Return the transport class for a port with TLS. plain_class: the transport class for a port without TLS.

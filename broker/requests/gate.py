@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 from twisted.internet.defer import Deferred
 
-from metaq.protocol.access import ANYBODY, Need, Principal
+from metaq.protocol.access import ANYBODY, AccessOperation, Need, Principal
 from metaq.protocol.errors import AccountSpent, MetaqError
 from metaq.protocol.frames import Frame
 from metaq.protocol.put_run import PutRun
@@ -37,7 +37,7 @@ from ..runtime.account import Unsent, account_address
 from .needs import NOTHING, Needs
 from .put import PutGroup, answer_one_by_one
 
-__all__ = ["Caller", "Check", "Gate", "Guard", "HttpPeer", "Nodes", "PageRequest", "Served", "Verb"]
+__all__ = ["Caller", "Check", "Gate", "Guard", "HttpPeer", "Nodes", "PageRequest", "Sees", "Served", "Verb"]
 
 _log = logging.getLogger(__name__)
 
@@ -190,6 +190,13 @@ class Guard(Protocol):
         this raises are refused. request: the request that has this need.
         """
 
+    def permits(self, need: Need, peer: Caller) -> bool:
+        """Return whether `peer` may do what needs `need`, whether or not grants are enforced."""
+
+
+Sees: TypeAlias = Callable[[str], bool] | None
+"""sees(topic): whether the asker of a list may see this topic. None: all topics."""
+
 
 class Gate:
     """The gate of a broker. Its methods never raise exceptions; they return error answers instead. Used only on the
@@ -298,6 +305,13 @@ class Gate:
                 group.refuse(_failed(put, error))
 
         return answer_one_by_one(partial(self.new_group, caller), run, add)
+
+    def sees(self, peer: Caller | None) -> Sees:
+        """Return a function that says which topics a list for this asker contains. A call takes some microseconds."""
+        guard = self.guard
+        if guard is None or peer is None or not guard.by_grants or guard.permits(Need(AccessOperation.SEE), peer):
+            return None
+        return lambda topic: guard.permits(Need(AccessOperation.SEE, topic), peer)
 
     def serve(self, verb: Verb, request: WireRequest, caller: Caller | None) -> Served:
         """Serve a request. verb: what `admit` has returned for this request."""

@@ -14,7 +14,8 @@ from metaq.protocol.access import AccessOperation, Need
 from metaq.protocol.errors import AccessRefused
 from metaq.protocol.frames import Frame
 from metaq.protocol.limits import MAX_CHECKED_TOPICS, MAX_NAME_BYTES
-from metaq.protocol.pulls import READER_GROUP
+from metaq.protocol.own_topics import INBOX_CHARACTERS, REPLY_TOPIC
+from metaq.protocol.pulls import READER_GROUP, TAG_SEPARATOR
 from metaq.protocol.put_run import PutRun
 from metaq.protocol.sends import announced_topics
 from metaq.protocol.text import Stats, TransactionCommand
@@ -27,12 +28,14 @@ __all__ = [
     "ADMIN",
     "COOPERATE",
     "KNOWN",
+    "NEED_OF_INBOX",
     "NOTHING",
     "REPLICATE",
     "SEE",
     "TRANSACT",
     "Needs",
     "consumes",
+    "inbox_of",
     "lists_halves",
     "need_to_consume",
     "of_checks",
@@ -41,6 +44,7 @@ __all__ = [
     "of_run",
     "of_stats",
     "of_transaction",
+    "pulls",
     "sees_group",
     "sees_messages",
     "sends",
@@ -109,6 +113,24 @@ def need_to_consume(topic: str, group: str) -> Need:
     return Need(AccessOperation.CONSUME, topic, "" if group == READER_GROUP else group)
 
 
+def pulls(frame: Frame) -> Iterable[Need]:
+    """For PULL."""
+    topic, group = _field(frame, "topic"), _field(frame, "group")
+    is_inbox = topic == REPLY_TOPIC and inbox_of(group, frame.ext.get("tags", ""), frame.ext.get("where", "")) != ""
+    return (NEED_OF_INBOX if is_inbox else need_to_consume(topic, group),)
+
+
+NEED_OF_INBOX = Need(AccessOperation.REPLIES, REPLY_TOPIC)
+
+
+def inbox_of(group: str, tags: str, where: str) -> str:
+    """Return the inbox whose replies a pull of the topic of replies asks for, or "" if it asks for others, too. tags,
+    where: the texts of these fields.
+    """
+    is_one = len(tags) >= INBOX_CHARACTERS and TAG_SEPARATOR not in tags
+    return tags if is_one and not where and group in ("", READER_GROUP) else ""
+
+
 def shows(request: Any) -> Iterable[Need]:
     """For a request about offsets and counts of a topic."""
     return (Need(AccessOperation.SEE, _field(request, "topic")),)
@@ -167,6 +189,8 @@ def of_transaction(request: Any) -> Iterable[Need]:
 def of_page(page: PageRequest) -> Iterable[Need]:
     """For a page of the dashboard."""
     words = page.words
+    if not page.changes and (words == ["topics"] or (words[:1] == ["stats"] and words[1:] in _PARTLY)):
+        return KNOWN(page)
     if (
         page.changes
         or (words and words[0] in _PAGES_OF_ADMINS)
@@ -177,6 +201,8 @@ def of_page(page: PageRequest) -> Iterable[Need]:
 
 
 _PAGES_OF_ADMINS = frozenset(("config", "logging", "thread-dump", "properties", "java-properties"))
+_PARTLY = ["topics"], ["offsets"]
+"""Items of STATS that leave out the topics that their asker may not see."""
 _ITEMS_OF_ADMINS = frozenset(("config", "access", "reset"))
 
 
@@ -187,6 +213,8 @@ def of_stats(seen: frozenset[str | None]) -> Needs:
         item = _field(request, "item")
         if item in _ITEMS_OF_ADMINS:
             return ADMIN(request)
+        if [item] in _PARTLY:
+            return KNOWN(request)
         return SEE(request) if not item or item in seen else (Need(AccessOperation.SEE, item),)
 
     return needs

@@ -19,7 +19,8 @@ from metaq.protocol.errors import OffsetOutOfRange
 from metaq.protocol.frames import Frame
 from metaq.protocol.limits import MAX_FRAME_BYTES
 from metaq.protocol.message_id import UNKNOWN_ID
-from metaq.protocol.pulls import NOT_DAMAGED, PullReply, PullRequest, encode_runs, encode_sizes
+from metaq.protocol.own_topics import REPLY_TOPIC
+from metaq.protocol.pulls import NOT_DAMAGED, TAG_SEPARATOR, PullReply, PullRequest, encode_runs, encode_sizes
 from metaq.protocol.record import Buffer, tag_hash
 from metaq.protocol.statuses import ResponseCode
 
@@ -36,7 +37,7 @@ from ..store.files import NotCached
 from ..store.index import UnitArray
 from ..store.partition_log import PartitionLog
 from ..store.segments import Snapshot
-from .needs import need_to_consume
+from .needs import NEED_OF_INBOX, inbox_of, need_to_consume
 
 __all__ = ["Pull"]
 
@@ -55,6 +56,7 @@ class Pull(Parkable):
         "_hashes",
         "_id_before",
         "_loads",
+        "_need",
         "_offset",
         "_place",
         "_reading",
@@ -82,11 +84,17 @@ class Pull(Parkable):
         self._offset = request.offset  # all records before it were looked at
         self._id_before = UNKNOWN_ID
         self._hashes = np.fromiter(map(tag_hash, request.tags), np.uint32) if request.tags else None
+        inbox = ""
+        if request.topic == REPLY_TOPIC:
+            inbox = inbox_of(request.group, TAG_SEPARATOR.join(request.tags), request.where)
+        self._need = NEED_OF_INBOX if inbox else need_to_consume(request.topic, request.group)
         request.tags = ()  # they may take a megabyte and are no longer needed
         hashes_bytes = 0 if self._hashes is None else self._hashes.nbytes
-        where_bytes = getsizeof(request.where) if request.where else 0
+        # hashes of inboxes could be guessed, and replies to others be read: compare the inboxes themselves
+        where = "TAGS = '{}'".format(inbox.replace("'", "''")) if inbox else request.where
+        where_bytes = getsizeof(where) if where else 0
         self.held_bytes = WAITING_BYTES + where_bytes + hashes_bytes
-        self._selection = Selection(request.where, reading.where_time) if request.where else None
+        self._selection = Selection(where, reading.where_time) if where else None
         self._stretch: Stretch | None = None  # the stretch that was read for the next step
         self._was_loaded = False  # it came from the disk, so a slice is judged without a turn
         self._scans_until: float | None = None  # set while there are more records to look at
@@ -101,7 +109,7 @@ class Pull(Parkable):
 
     @property
     def need(self) -> Need:
-        return need_to_consume(self._request.topic, self._request.group)
+        return self._need
 
     @property
     def expired(self) -> bool:

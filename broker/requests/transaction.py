@@ -14,7 +14,7 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 
-from metaq.protocol.access import AccessOperation, Need
+from metaq.protocol.access import AccessOperation, Need, Principal
 from metaq.protocol.errors import MetaqError, RemoteProtocolError, TransactionRefused
 from metaq.protocol.flags import meant_of
 from metaq.protocol.frames import Frame
@@ -30,7 +30,7 @@ from metaq.protocol.transaction_requests import (
     TransactionOutcomeRequest,
     TransactionRequest,
 )
-from metaq.protocol.transactions import NULL_KEY, XaVote
+from metaq.protocol.transactions import NULL_KEY, XaVote, is_xa
 
 from ..reading.answers import Answer, Bytes, Work, body_frame, encode_json, reply_frame, then
 from ..transactions.transactions import Transactions
@@ -63,11 +63,16 @@ class TransactionVerbs:
         transactions: Transactions,
         writing: Writing,
         permit: Callable[[Need, Any], None] = lambda need, caller: None,
+        permit_owner: Callable[[Principal | None, Any, str], None] = lambda owner, caller, what: None,
     ) -> None:
-        """permit(need, caller): raises MetaqError if the caller may not do what needs `need`."""
+        """permit(need, caller): raises MetaqError if the caller may not do what needs `need`. permit_owner(owner,
+        caller, what): raises MetaqError if grants are enforced, and the owner of something is known and is another
+        principal than the caller; `what` names it.
+        """
         self._transactions = transactions
         self._writing = writing
         self._permit = permit
+        self._permit_owner = permit_owner
 
     # --- verbs --------------------------------------------------------------------------------------------------------
 
@@ -91,6 +96,7 @@ class TransactionVerbs:
             case TransactionType.BEGIN:
                 transactions.begin(connection, key, request.timeout_seconds)
             case TransactionType.PREPARE:
+                self._check_topics(key, connection)
                 return then(transactions.prepare(connection, key), _vote)
             case TransactionType.COMMIT_ONE_PHASE:
                 self._check_topics(key, connection)
@@ -99,6 +105,8 @@ class TransactionVerbs:
                 self._check_topics(key, connection)
                 return then(transactions.commit(connection, key, one_phase=False), _nothing)
             case TransactionType.ROLLBACK:
+                if key is not None and is_xa(key):  # a local one is its connection's own
+                    self._check_topics(key, connection)
                 return then(transactions.rollback(connection, key), _nothing)
             case TransactionType.FORGET:
                 return then(transactions.forget(key), _nothing)
@@ -110,7 +118,7 @@ class TransactionVerbs:
 
     def _check_topics(self, key: str | None, caller: object) -> None:
         """Check that the caller may send to the topics of an open transaction: it may have lost the grant since it has
-        put messages into the transaction, or somebody else may have put them into it.
+        put messages into the transaction, or the XA transaction may be somebody else's.
         """
         for topic in self._transactions.topics(key):
             self._permit(Need(AccessOperation.SEND, topic), caller)
@@ -183,6 +191,8 @@ class TransactionVerbs:
         with which a client asks the broker for special handling, such as a delay.
         """
         try:
+            if key is not None and is_xa(key):  # its beginner could not end it with messages to topics of others
+                self._permit_owner(self._transactions.beginner(key), connection, f"the XA transaction {key}")
             check_in_transaction(self._writing, topic, puts, meant)
             return self._transactions.put(connection, key or NULL_KEY, topic, partition, puts, opaque)
         except MetaqError:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import simplejson
 from isal.isal_zlib import crc32
 
+from metaq.protocol.access import Principal
 from metaq.protocol.errors import TransactionRefused, XaRefused
 from metaq.protocol.record import ATTRIBUTE_FLAG, HEADER, HEADER_BYTES, Buffer, tag_hash_of_body
 from metaq.protocol.transactions import XaCode, is_xa, qualifier_of
@@ -131,6 +132,7 @@ class OpenTransaction:
         "messages",
         "owner",
         "prepared_at_ms",
+        "principal",
         "size",
         "state",
         "timer",
@@ -141,6 +143,10 @@ class OpenTransaction:
         self.key = key
         self.owner = owner
         self.address = address
+        self.principal: Principal | None = None
+        """Who has begun the transaction. It is None if a replay of the log has found the transaction, because the log's
+        records, which are those of 1.x, have no principal.
+        """
         self.used_at = 0.0
         """Time of the transaction's last request, in seconds of the reactor's clock."""
         self.has_timeout = False
@@ -272,6 +278,7 @@ class Registry:
                 key, f"{self._timeouts} transactions with a timeout are open already: see maxTxTimeoutTimerCapacity"
             )
         transaction = OpenTransaction(key, None if is_xa(key) else connection, address)
+        transaction.principal = getattr(connection, "principal", None)
         self.add(transaction)
         transaction.used_at = self._reactor.seconds()
         idle_seconds = self._account.limits.xa_idle_seconds

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from twisted.internet.defer import Deferred, succeed
 
+from metaq.protocol.access import Principal
 from metaq.protocol.errors import ChecksumMismatch, LogReadOnly, MetaqError, TransactionRefused, XaRefused
 from metaq.protocol.limits import INT64_MAX
 from metaq.protocol.message_id import message_id_list
@@ -304,6 +305,11 @@ class Transactions:
         """Return the topics of the messages in the open transaction with this key; [] if there is none."""
         transaction = None if key is None else self._open.get(key)
         return [] if transaction is None else transaction.topics
+
+    def beginner(self, key: str | None) -> Principal | None:
+        """Return who has begun the open transaction with this key; None if there is none, or if it is unknown."""
+        transaction = None if key is None else self._open.get(key)
+        return None if transaction is None else transaction.principal
 
     def rollback(self, connection: object, key: str | None) -> Deferred[None] | None:
         """Roll back a transaction. Return None if it is already certain that no message of the transaction will ever be

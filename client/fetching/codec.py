@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from metaq.coordination.runtime.logs import get_log
-from metaq.protocol.errors import BrokerUnavailable, RemoteProtocolError
+from metaq.protocol.errors import BrokerUnavailable, PartitionClosed, RemoteProtocolError
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.message_id import UNKNOWN_ID
 from metaq.protocol.own_topics import RETRY_PREFIX
@@ -117,12 +117,15 @@ class PullCodec:
             chunks = _read_value(request, reply.data)
         elif not isinstance(reply, Result):
             raise BrokerUnavailable(f"{endpoint} answered a pull with something else: {reply!r}")
-        elif reply.code in (Status.NOT_FOUND, Status.FORBIDDEN):
+        elif reply.code == Status.NOT_FOUND:
             chunks, pause = (), request.cursor.nothing_came()
         elif reply.code == Status.MOVED and reply.text.strip().isdigit():
             chunks = self._go_on_at(request, int(reply.text), endpoint)
         else:
-            raise text_error(reply, request.cursor.partition, endpoint)
+            error = text_error(reply, request.cursor.partition, endpoint)
+            if not isinstance(error, PartitionClosed):
+                raise error
+            chunks, pause = (), request.cursor.nothing_came()
         for each in chunks:
             if each.end_offset < each.offset + each.bytes_left:
                 raise RemoteProtocolError(f"{request.cursor}: an answer ends before its data")

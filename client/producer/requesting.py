@@ -24,6 +24,7 @@ from isal.isal_zlib import crc32
 from metaq.coordination.runtime.interrupts import Aside, BackgroundThread
 from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.errors import ClientError, ConfigError, MetaqError, NoPartition, RequestTimedOut
+from metaq.protocol.own_topics import INBOX_CHARACTERS
 from metaq.protocol.pulls import READER_GROUP
 from metaq.protocol.record import CORRELATION, REPLY_TO, Buffer, payload_bytes
 
@@ -135,7 +136,7 @@ class Requester:
         self._packer = packer
         self._clock = clock
         self._random = random
-        self._inbox = os.urandom(8).hex()
+        self._inbox = os.urandom(INBOX_CHARACTERS // 2).hex()
         self._numbers = itertools.count(1)
         self._pending: dict[str, _Pending] = {}
         self._home: TopicPartition | None = None

@@ -19,6 +19,7 @@ from metaq.coordination.runtime.backoff import Backoff
 from metaq.coordination.runtime.local_address import local_address
 from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.errors import (
+    AccessRefused,
     BrokerUnavailable,
     ClientError,
     CommitIncomplete,
@@ -186,6 +187,8 @@ class Transactional:
         reply = connection.call(lambda opaque: (encode(opaque),), wait)
         if not isinstance(reply, Result):
             raise RemoteProtocolError(f"{connection.endpoint} answered {kind.value} with something else: {reply!r}")
+        if reply.code == Status.FORBIDDEN:
+            raise AccessRefused(f"{connection.endpoint}: {reply.text}")
         if reply.code != Status.SUCCESS:
             raise transaction_refusal(reply.text)
         return reply.text

@@ -242,10 +242,10 @@ class XaResource:
         return Recovered(tuple(xids), failures)
 
     def recover_from(self, broker: int) -> Sequence[Xid]:
-        """Return the transactions in doubt on one broker. Raises XaError with XAER_RMFAIL if the broker is not
-        registered or does not answer.
+        """Return the transactions in doubt on one broker. Raises XaError: with XAER_RMFAIL if the broker is not
+        registered or does not answer, and with XAER_RMERR if it refuses the question.
         """
-        with _as_xa_errors(decides=True):
+        with _as_xa_errors(TransactionType.RECOVER):
             return self._recover_from(broker)
 
     def is_set(self, broker: int) -> bool:
@@ -271,7 +271,7 @@ class XaResource:
             try:
                 return self._reachable_broker()
             except AccessRefused as error:
-                raise XaError(XaCode.XAER_RMFAIL, str(error)) from error
+                raise XaError(XaCode.XAER_RMERR, str(error)) from error
             except (NoPartition, BrokerUnavailable) as error:
                 pause = backoff.next()
                 if not all(map(calls.has_sent_to, self._topics)) or calls.clock() + pause >= give_up:
@@ -397,7 +397,7 @@ class XaResource:
     def _verb(self, kind: TransactionType, xid: Xid, *, timeout_seconds: int = 0) -> str:
         broker = self._broker_of(xid)
         try:
-            with _as_xa_errors(decides=kind not in (TransactionType.BEGIN, TransactionType.END)):
+            with _as_xa_errors(kind):
                 return self._ask(broker, kind, xid, timeout_seconds)
         except XaError as error:
             if error.code == XaCode.XAER_NOTA:
@@ -461,7 +461,7 @@ class XaBranch(TransactionSends):
                     refused = True
                     raise
 
-            with _as_xa_errors(decides=False):
+            with _as_xa_errors(None):
                 try:
                     return following(calls.follow, put)
                 except TransactionRefused as error:
@@ -470,15 +470,22 @@ class XaBranch(TransactionSends):
                     raise XaRefused(XaCode.XA_RBROLLBACK, f"{error} It is gone with the leader that had it.") from error
 
 
+_OUTCOMES = (TransactionType.COMMIT_ONE_PHASE, TransactionType.COMMIT_TWO_PHASE, TransactionType.ROLLBACK)
+"""The verbs for which XAER_RMERR means that the transaction is over. If a broker refuses one of them because a grant is
+missing, the transaction stays as it is; with XAER_RMFAIL a coordinator repeats the verb until it succeeds.
+"""
+
+
 @contextmanager
-def _as_xa_errors(*, decides: bool) -> Iterator[None]:
-    """Turn errors of the broker or the connection in the `with` block into XaError. decides: false if the block sends
-    BEGIN, END or messages; true for the other verbs, such as commit. If the broker does not answer one of the other
-    verbs in time, the transaction's state is unknown, and the error has the code XAER_RMFAIL. If `decides` is false,
-    the code is then XA_RBTIMEOUT.
+def _as_xa_errors(kind: TransactionType | None) -> Iterator[None]:
+    """Turn errors of the broker or the connection in the `with` block into XaError. kind: the verb that the block
+    sends; None if it sends messages. If the broker does not answer BEGIN, END or messages in time, the error has the
+    code XA_RBTIMEOUT. If it does not answer another verb in time, the transaction's state is unknown, and the error has
+    the code XAER_RMFAIL.
 
     (1.x maps every lost answer to XA_RBTIMEOUT, which tells a coordinator that the transaction was rolled back.)
     """
+    decides = kind not in (None, TransactionType.BEGIN, TransactionType.END)
     try:
         yield
     except XaRefused as error:
@@ -487,7 +494,9 @@ def _as_xa_errors(*, decides: bool) -> Iterator[None]:
         raise XaError(XaCode.XAER_RMERR, str(error)) from error
     except RequestTimedOut as error:
         raise XaError(XaCode.XAER_RMFAIL if decides else XaCode.XA_RBTIMEOUT, str(error)) from error
-    except (AccessRefused, BrokerUnavailable, NoPartition, NotLeader) as error:
+    except AccessRefused as error:
+        raise XaError(XaCode.XAER_RMFAIL if kind in _OUTCOMES else XaCode.XAER_RMERR, str(error)) from error
+    except (BrokerUnavailable, NoPartition, NotLeader) as error:
         # a refused verb was not executed; XAER_RMERR would say that the transaction was rolled back
         raise XaError(XaCode.XAER_RMFAIL, str(error)) from error
     except MetaqError as error:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from metaq.protocol.errors import PartitionNotFound, TopicNotAccepted
+from metaq.protocol.errors import AccessRefused, PartitionNotFound, TopicNotAccepted
 from metaq.protocol.limits import INT64_MAX
 from metaq.protocol.message_id import UNKNOWN_ID
 from metaq.protocol.pulls import READER_GROUP
 from metaq.protocol.refusals import text_error
 from metaq.protocol.remoting import (
+    HIDDEN_TOPICS,
     MessageCountsReply,
     MessageCountsRequest,
     OffsetReply,
@@ -188,11 +189,13 @@ def _bound(connection: Asked, code: RequestCode, beyond: int, partition: TopicPa
 
 def _stats_bounds(connection: Asked, partition: TopicPartition, timeout: float | None) -> Bounds:
     """Return the partition's bounds from the broker's answer to `stats offsets`. The answer has a line `<topic> part
-    <p> min_offset <n> max_offset <n>` for each partition.
+    <p> min_offset <n> max_offset <n>` for each partition. Raises AccessRefused if the broker leaves out the topic.
     """
     wanted = [partition.topic, "part", str(partition.partition), "min_offset"]
     for line in read_stats(connection, "offsets", timeout):
         words = line.split(" ")
         if words[:4] == wanted and len(words) == 7:
             return Bounds(int(words[4]), int(words[6]), None)
+        if words[0] == HIDDEN_TOPICS:
+            raise AccessRefused(f"{connection.endpoint}: the grant see:{partition.topic} is missing")
     return Bounds(0, 0, None)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from metaq.coordination.runtime.interrupts import BackgroundThread, begin_elsewhere, is_interrupt
 from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.client_stream import ClientStream, Opening
-from metaq.protocol.errors import BrokerUnavailable, MetaqError, RemoteProtocolError
+from metaq.protocol.errors import AccessRefused, BrokerUnavailable, MetaqError, RemoteProtocolError
 from metaq.protocol.record import Buffer
 
 from ..runtime.waiting import Exchange
@@ -322,8 +322,8 @@ def connect(
     """Connect to the broker within `seconds`. Return the socket and the text of the broker's version. user: logs in as
     this user, which needs `tls`; None: no login.
 
-    Raises BrokerUnavailable. Raises AccessRefused if the login is refused or the broker is not the one that knows the
-    user. Raises ConfigError if the files of `tls` or the user's password cannot be used.
+    Raises BrokerUnavailable. Raises AccessRefused if the broker requires TLS, if it refuses the login, or if it is not
+    the one that knows the user. Raises ConfigError if the files of `tls` or the user's password cannot be used.
     """
     deadline = clock() + seconds
     context = None if tls is None else tls.context()
@@ -362,6 +362,8 @@ def connect(
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, tick)
     except BaseException as error:
         sock.close()
+        if isinstance(error, AccessRefused) and version is None:
+            raise AccessRefused(f"{endpoint}: {error}") from error
         if is_interrupt(error) or not isinstance(error, OSError | RemoteProtocolError):
             raise
         raise BrokerUnavailable(f"{endpoint} did not answer as a metaq broker: {error}") from error

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from metaq.client.questions.partition_bounds import read_stats
 from metaq.client.settings.config import ConnectionConfig
@@ -26,6 +26,7 @@ __all__ = [
     "ITEM",
     "RECENT_SECONDS",
     "AccessReport",
+    "AddressUser",
     "BrokerAnswers",
     "RefusedNeed",
     "Suggestions",
@@ -75,6 +76,17 @@ class RefusedNeed(NamedTuple):
         return name if kind == "user" else ""
 
 
+class AddressUser(NamedTuple):
+    """A user whom a broker knows by the client's address. networks: as security.ini names them. exists: whether
+    ZooKeeper has this user. expires_ms: when the user expires, in milliseconds of the Unix epoch; None: never.
+    """
+
+    name: str
+    networks: tuple[str, ...]
+    exists: bool
+    expires_ms: float | None
+
+
 class AccessReport(NamedTuple):
     """The answer of one broker process to `stats access`. mode, users: the mode that it obeys, and the number of users
     that it knows. forgotten: number of refused requests that its list no longer names, because it is full; the last of
@@ -88,6 +100,7 @@ class AccessReport(NamedTuple):
     forgotten: int
     admins: tuple[str, ...]
     forgotten_ms: float = 0.0
+    addresses: tuple[AddressUser, ...] = ()
 
 
 class BrokerAnswers(NamedTuple):
@@ -120,9 +133,18 @@ def parse_report(lines: Sequence[str]) -> AccessReport | None:
             int(fields["forgotten"]),
             admins,
             float(fields.get("forgotten_ms", 0)),
+            tuple(_address_user(each) for each in fields.get("addresses", ())),
         )
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"its answer to `stats {ITEM}` cannot be read: {type(error).__name__} {error}") from None
+
+
+def _address_user(fields: Mapping[str, Any]) -> AddressUser:
+    expires = fields["expires_ms"]
+    networks = tuple(map(str, fields["networks"]))
+    return AddressUser(
+        str(fields["name"]), networks, fields["exists"] is True, None if expires is None else float(expires)
+    )
 
 
 def _refused(fields: Mapping[str, object]) -> RefusedNeed:

@@ -23,6 +23,7 @@ from .cluster_access import open_cluster, tell_absent
 from .groups import check_groups, left_out, seek_group, tell_left_out
 from .options import GROUP, PARTITION, TOPIC, PartitionName, dry_run_option, json_option, zk_option
 from .output import show
+from .user_input import read_password
 
 __all__ = ["offsets", "sql_store"]
 
@@ -74,9 +75,16 @@ class Shown(NamedTuple):
 @click.option("--topic", "-t", type=TOPIC, help="Only this topic.")
 @click.option("--group", "-g", "group", type=GROUP, help="Only this group.")
 @_partitions
-@click.option("--sql", metavar="URL", help="Read 1.x's SQL table at driver://user:password@host/database instead.")
+@click.option("--sql", metavar="URL", help="Read 1.x's SQL table at driver://user@host/database instead.")
+@click.option("--sql-password-file", metavar="FILE", help="The file with the password for --sql; - for stdin.")
 def show_offsets(
-    zk: str, as_json: bool, topic: str | None, group: str | None, only: tuple[PartitionName, ...], sql: str | None
+    zk: str,
+    as_json: bool,
+    topic: str | None,
+    group: str | None,
+    only: tuple[PartitionName, ...],
+    sql: str | None,
+    sql_password_file: str | None,
 ) -> None:
     """Show stored offsets: the byte offset, the id of the last processed message, and the owner of the partition. The
     command asks no broker, so it shows no lag; `metaq groups describe` does.
@@ -85,8 +93,10 @@ def show_offsets(
     Example
       metaq offsets show --topic trades --group audit --partition 0-3
     """
+    if sql_password_file is not None and sql is None:
+        raise ConfigError("--sql-password-file", sql_password_file, "leave it out, or add --sql")
     if sql is not None:
-        found = _stored_in_sql(sql, topic, group, only)
+        found = _stored_in_sql(sql, sql_password_file, topic, group, only)
     else:
         with open_cluster(zk) as cluster:
             if group is not None:
@@ -140,11 +150,14 @@ def _shown(
     ]
 
 
-def _stored_in_sql(url: str, topic: str | None, group: str | None, only: Sequence[PartitionName]) -> list[Shown]:
+def _stored_in_sql(
+    url: str, password_file: str | None, topic: str | None, group: str | None, only: Sequence[PartitionName]
+) -> list[Shown]:
     if topic is None or group is None or not only:
         raise ConfigError("--sql", "…", "names no offset by itself: add --topic, --group and --partition")
     partitions = [TopicPartition(topic, *name) for name in only]
-    stored = sql_store("--sql", url).load_many(group, [(topic, str(each)) for each in partitions])
+    password = None if password_file is None else read_password(password_file, "--sql-password-file")
+    stored = sql_store("--sql", url, password).load_many(group, [(topic, str(each)) for each in partitions])
     return _shown(group, partitions, stored, {})
 
 
@@ -282,34 +295,49 @@ _BACKTICKS = ("pymysql", "MySQLdb", "mysql.connector")
 """Names of the Python modules for databases that quote column names with backticks."""
 
 
-def sql_store(option: str, url: str) -> SqlOffsetStore:
-    """Return the store of offsets in an SQL database. url: `driver://user:password@host:port/database`, or
-    `sqlite3:///path` for a file; the file is opened read-only.
+def sql_store(option: str, url: str, password: str | None = None) -> SqlOffsetStore:
+    """Return the store of offsets in an SQL database. url: `driver://user@host:port/database`, or `sqlite3:///path` for
+    a file; the file is opened read-only. password: None to connect without one.
 
     driver: the name of a DB-API 2.0 module that accepts host, port, user, password and database. Raises ConfigError,
-    which names `option` but not the URL, because the URL may contain a password.
+    which names `option` but not the URL, because the URL may contain a password; such a URL is refused.
     """
     scheme, slashes, _ = url.partition("://")  # not urlsplit's scheme, which is in lower case
-    parts = urlsplit(url)
+    if not slashes or not scheme.replace(".", "_").isidentifier():
+        scheme = "…"  # it may be a password
+    try:
+        parts = urlsplit(url)
+        is_complete = parts.port is None or parts.port >= 0  # the port is parsed only now
+    except ValueError:
+        is_complete = False
+    if not is_complete:
+        raise ConfigError(option, "…", "is no URL: write driver://user@host:port/database") from None
+    if parts.password is not None:
+        remedy = (
+            "contains a password, which others see in the list of processes: write it into a file that only you can "
+            "read, and add --sql-password-file FILE"
+        )
+        raise ConfigError(option, "…", remedy)
     try:
         driver = import_module(scheme) if slashes and scheme else None
     except ImportError:
         driver = None
     if driver is None or not hasattr(driver, "paramstyle"):
-        remedy = "names no installed DB-API driver: write driver://user:password@host/database, and install the driver"
+        remedy = "names no installed DB-API driver: write driver://user@host/database, and install the driver"
         raise ConfigError(option, scheme, remedy)
     marks = "`" if scheme in _BACKTICKS else '"'
-    return SqlOffsetStore(_connector(driver, scheme, parts), paramstyle=driver.paramstyle, quote=marks)
+    return SqlOffsetStore(_connector(driver, scheme, parts, password), paramstyle=driver.paramstyle, quote=marks)
 
 
-def _connector(driver: Any, scheme: str, parts: SplitResult) -> Callable[[], Any]:
+def _connector(driver: Any, scheme: str, parts: SplitResult, password: str | None) -> Callable[[], Any]:
     if scheme == "sqlite3":
         return partial(driver.connect, f"file:{quote(unquote(parts.path))}?mode=ro", uri=True)
     named = {
         "host": parts.hostname,
         "port": parts.port,
         "user": parts.username and unquote(parts.username),
-        "password": parts.password and unquote(parts.password),
+        "password": password,
         "database": parts.path.strip("/"),
     }
-    return partial(driver.connect, **{name: value for name, value in named.items() if value})
+    given = {name: value for name, value in named.items() if value}
+    return lambda: driver.connect(**given)  # no partial, whose repr would show the password

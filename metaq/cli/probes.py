@@ -24,6 +24,7 @@ from metaq.client.questions.waiting_halves import list_halves
 from metaq.client.records.results import TopicPartition
 from metaq.client.transport.connection import Connection
 from metaq.coordination.records.zookeeper_versions import MIN_VERSION, is_unsafe
+from metaq.protocol.access import AccessMode
 from metaq.protocol.errors import (
     CoordinationUnavailable,
     MetaqError,
@@ -33,6 +34,7 @@ from metaq.protocol.errors import (
 from metaq.protocol.half_messages import HalfState
 from metaq.protocol.own_topics import DEAD_PREFIX, dead_topic, is_own_topic
 
+from .access_reports import ITEM, parse_report
 from .cluster_access import open_cluster, zk_timeout
 from .groups import GroupPartition, check_groups, group_partitions
 from .known import own_topics_groups, shared_partitions
@@ -40,7 +42,7 @@ from .output import byte_size, counted
 from .set_look import SetLook, look_at_sets, told_differences
 from .stats import named_figures
 
-__all__ = ["Monitor", "ProbeLevel", "ProbeLimits", "Seen"]
+__all__ = ["Monitor", "ProbeLevel", "ProbeLimits", "Seen", "users_by_address"]
 
 PROBE_SECONDS = 10.0
 """After a probe message was sent, it must be readable within this number of seconds; otherwise the check raises an
@@ -52,6 +54,10 @@ _PROBE_READ_BYTES = 4096
 
 CERTIFICATE_SECONDS = 30 * 24 * 3600.0
 """A certificate that expires within this many seconds gets a warning."""
+
+
+USER_SECONDS = 30 * 24 * 3600.0
+"""A user by address who expires within this many seconds gets a warning."""
 
 
 class ProbeLevel(StrEnum):
@@ -232,6 +238,7 @@ class Monitor:
                 yield from _above(what, "prepared transaction", prepared, limits.max_prepared)
             yield from _writes(what, connection)
             yield from _certificate(what, connection)
+            yield from users_by_address(what, connection)
         if connection.takes_halves:
             parked = list_halves(connection, limit=0).states[HalfState.PARKED]
             remedy = " (metaq halves list --state parked)"
@@ -612,6 +619,33 @@ def _certificate(what: str, connection: Connection) -> Iterator[Seen]:
         yield Seen(ProbeLevel.OK, what, text)
     if failure := figures.get("failure"):
         yield Seen(ProbeLevel.ALARM, what, f"it cannot use the new files of its certificate: {failure}")
+
+
+def users_by_address(what: str, connection: Connection) -> Iterator[Seen]:
+    """Check the users whom a broker knows by the client's address: each must exist and expire, and clients are refused
+    as soon as a user has expired. There are none as long as everybody may do everything, or if the broker's version
+    knows no users.
+    """
+    report = parse_report(read_stats(connection, ITEM))
+    if report is None or report.mode is AccessMode.OPEN:
+        return
+    refused = ProbeLevel.ALARM if report.mode is AccessMode.ENFORCE else ProbeLevel.WARNING
+    for user in report.addresses:
+        name = f"the user {user.name} (by address: {', '.join(user.networks)})"
+        prolong = f"metaq users expire {user.name} 90d"
+        if not user.exists:
+            yield Seen(refused, what, f"{name} does not exist, so its clients may do nothing")
+        elif user.expires_ms is None:
+            yield Seen(refused, what, f"{name} does not expire, so its clients may do nothing: {prolong}")
+        else:
+            left = user.expires_ms / 1000 - time.time()
+            text = f"{name} expires on {time.strftime('%Y-%m-%d', time.gmtime(user.expires_ms / 1000))}"
+            if left <= 0:
+                yield Seen(refused, what, f"{name} has expired, so its clients may do nothing: {prolong}")
+            elif left < USER_SECONDS:
+                yield Seen(ProbeLevel.WARNING, what, f"{text}: {prolong}")
+            else:
+                yield Seen(ProbeLevel.OK, what, text)
 
 
 def _number(figures: dict[str, object], name: str) -> int | None:

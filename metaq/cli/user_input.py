@@ -80,22 +80,22 @@ def expiry_of(seconds: int | None) -> int | None:
     return None if seconds is None else int((time.time() + seconds) * 1000)
 
 
-def read_password(path: str) -> str:
-    """Return the password in a file, without the line's end. path: `-` for stdin. Raises ConfigError if the file cannot
-    be read, or if others may read it.
+def read_password(path: str, option: str = "--password-file") -> str:
+    """Return the password in a file, without the line's end. path: `-` for stdin. option: the name of the option in
+    error messages. Raises ConfigError if the file cannot be read, or if others may read it.
     """
     if path == _STDIN:
         data = b"" if sys.stdin is None else sys.stdin.buffer.read()
     else:
-        check_secret("--password-file", path)
+        check_secret(option, path)
         try:
             data = Path(path).read_bytes()
         except OSError as error:
-            raise ConfigError("--password-file", path, f"it cannot be read: {error.strerror}") from error
+            raise ConfigError(option, path, f"it cannot be read: {error.strerror}") from error
     try:
         text = data.decode()
     except UnicodeDecodeError:
-        raise ConfigError("--password-file", path, "it is no UTF-8 text") from None
+        raise ConfigError(option, path, "it is no UTF-8 text") from None
     return text.removesuffix("\n").removesuffix("\r")
 
 

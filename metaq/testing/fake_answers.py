@@ -184,7 +184,10 @@ class Answers:
             else:
                 self._answer_frame(caller, request)
         elif refused is not None and isinstance(request, (Put, Get, OffsetQuery, Stats, Version, TransactionCommand)):
-            caller.out += encode_result(refused, "refused by the test", request.opaque)
+            partition = getattr(request, "partition", 0)
+            is_closed = refused == Status.FORBIDDEN and type(request) is not Version  # the only such answer of 1.x
+            why = str(PartitionClosed(self.broker_id, partition)) if is_closed else "refused by the test"
+            caller.out += encode_result(refused, why, request.opaque)
         else:
             caller.out += self._text(caller, request)
 

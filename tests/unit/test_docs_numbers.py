@@ -204,6 +204,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "its bound of {MAX_SEARCH_BYTES:bytes} read or {MAX_SEARCH_SECONDS:seconds}.",
         "an answer may have up to {SAME_ID} messages with one id",
         "1 … {MAX_MEMBER_CHARACTERS} printable characters",
+        "one tag of at least {INBOX_CHARACTERS} characters",
         "most messages, 0 … {MAX_ACQUIRED:plain}, and bytes",
         "A broker gives at most {SHARED_LEASED} messages at once, and",
         "`groups` (at most {MAX_LISTED_GROUPS}, those",

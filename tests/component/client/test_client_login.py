@@ -30,8 +30,8 @@ from metaq.client.transport.pool import ConnectionPool
 from metaq.errors import AccessRefused, BrokerUnavailable, XaError
 from metaq.protocol.frames import Frame
 from metaq.protocol.limits import FRAMES_MARK
-from metaq.protocol.statuses import RequestCode, ResponseCode
-from metaq.protocol.text import encode_result
+from metaq.protocol.statuses import RequestCode, ResponseCode, Status
+from metaq.protocol.text import Get, Put, TransactionCommand, Version, encode_result
 from metaq.testing import FakeCluster
 from tests.component.client.harness import address, is_send
 from tests.doubles.logins import ScramPeer, answer
@@ -179,31 +179,69 @@ def test_a_user_who_is_removed_while_he_is_connected_is_refused_at_the_next_conn
 class Cluster(FakeCluster):
     """Of one broker, which is a Peer."""
 
-    def __init__(self, here):
+    def __init__(self, endpoint):
         super().__init__()
-        self._view = TopicView((T,), {0: here.endpoint})
+        self._view = TopicView((T,), {0: endpoint})
 
     def view(self, topic):
         return self._view
 
 
+def check_every_client(endpoint, config, why):
+    """Every kind of client raises AccessRefused with this reason at once, and not at its deadline."""
+    cluster, where = Cluster(endpoint), f"127.0.0.1:{endpoint.port}"
+    with Producer(metadata=cluster, config=ProducerConfig(connection=config)) as producer:
+        with pytest.raises(AccessRefused, match=why):
+            producer.send("t", b"x", timeout=DEADLINE)
+        with pytest.raises(AccessRefused, match=why):
+            producer.send_async("t", b"x").result(DEADLINE)
+        with pytest.raises(AccessRefused, match=why):
+            producer.transaction().send("t", b"x", timeout=DEADLINE)
+    reader = PartitionReader(where, T, "earliest", config=ConsumerConfig(connection=config))
+    with closing(reader), pytest.raises(AccessRefused, match=why):
+        reader.poll(timeout=DEADLINE)
+    shared = SharedConsumer(group="g", topics=["t"], metadata=cluster, config=SharedConfig(connection=config))
+    with shared as consumer, pytest.raises(AccessRefused, match=why):
+        consumer.poll(timeout=DEADLINE)
+
+
 def test_every_client_says_that_its_login_is_refused(pki, config):
     with peer(pki, refusing) as here:
-        cluster, where = Cluster(here), f"127.0.0.1:{here.endpoint.port}"
-        with Producer(metadata=cluster, config=ProducerConfig(connection=config)) as producer:
-            with pytest.raises(AccessRefused, match="no such user"):
-                producer.send("t", b"x", timeout=DEADLINE)
-            with pytest.raises(AccessRefused, match="no such user"):
-                producer.send_async("t", b"x").result(DEADLINE)
-            with pytest.raises(AccessRefused, match="no such user"):
-                producer.transaction().send("t", b"x", timeout=DEADLINE)
-        reading = ConsumerConfig(connection=config)
-        reader = PartitionReader(where, T, "earliest", config=reading)
-        with closing(reader), pytest.raises(AccessRefused, match="no such user"):
+        check_every_client(here.endpoint, config, "no such user")
+
+
+@pytest.mark.parametrize("protocol", ["auto", "text"])
+def test_every_client_says_that_the_broker_wants_tls(broker, protocol):
+    """Such a broker refuses `version`, as each request."""
+    broker.refuse = lambda request: Status.FORBIDDEN if isinstance(request, Version) else None
+    config = ConnectionConfig(protocol=protocol, connect_timeout_seconds=DEADLINE)
+    host, _, port = address(broker).partition(":")
+    check_every_client(Endpoint(host, int(port)), config, f"{port}: refused by the test")
+
+
+def test_a_request_that_is_refused_by_status_403_is_no_closed_partition(broker, cluster, monkeypatch):
+    """A client of the text protocol may be known by its address, and lack a grant."""
+    monkeypatch.setattr("metaq.testing.fake_answers.PartitionClosed", lambda *_: "user legacy lacks the grant")
+    broker.append("t", 0, b"1")
+    broker.refuse = lambda request: Status.FORBIDDEN if type(request) in (Put, Get) else None
+    connection = ConnectionConfig(protocol="text")
+    with (
+        Producer(metadata=cluster, config=replace(PATIENT, connection=connection)) as producer,
+        pytest.raises(AccessRefused, match="lacks the grant"),
+    ):
+        producer.send("t", b"x")
+    with PartitionReader(address(broker), T, "earliest", config=ConsumerConfig(connection=connection)) as reader:
+        with pytest.raises(AccessRefused, match="lacks the grant"):
             reader.poll(timeout=DEADLINE)
-        shared = SharedConsumer(group="g", topics=["t"], metadata=cluster, config=SharedConfig(connection=config))
-        with shared as consumer, pytest.raises(AccessRefused, match="no such user"):
-            consumer.poll(timeout=DEADLINE)
+        broker.refuse = lambda request: None
+        eventually(lambda: granted(reader))
+
+
+def granted(reader):
+    try:
+        return reader.poll(timeout=0.1)
+    except AccessRefused:  # of the last request before the grant
+        return []
 
 
 # --- requests that a broker refuses although the user is logged in ---------------------------------------------------
@@ -261,13 +299,33 @@ def test_poll_raises_a_refusal_each_time_until_it_is_granted(broker):
         assert reader.poll(timeout=0.01) == []
 
 
-def test_an_xa_coordinator_does_not_take_a_refusal_for_a_rollback(broker, cluster):
-    """XAER_RMERR would say that, but a prepared transaction is still prepared."""
-    broker.refuse = refuses(RequestCode.TRANSACTION)
-    with Producer(metadata=cluster, config=PATIENT) as producer:
-        with pytest.raises(XaError, match="refused by the test") as told:
-            producer.xa("t").start(Xid(1, b"g", b"b"))
-        assert told.value.code == XaCode.XAER_RMFAIL
+@pytest.mark.parametrize("protocol", ["auto", "text"])
+def test_an_xa_coordinator_does_not_take_a_refusal_for_an_outcome(broker, cluster, protocol):
+    """XAER_RMERR as the answer to a commit or rollback would say that a prepared transaction is over."""
+    config = replace(PATIENT, connection=ConnectionConfig(protocol=protocol))
+    xid = Xid(1, b"g", b"b")
+    with Producer(metadata=cluster, config=config) as producer:
+        resource = producer.xa("t")
+        resource.start(xid).end()
+        refusing = refuses(RequestCode.TRANSACTION)
+        broker.refuse = lambda each: Status.FORBIDDEN if isinstance(each, TransactionCommand) else refusing(each)
+        codes = {}
+        for name, call in (
+            ("start", lambda: resource.start(Xid(1, b"g", b"c"))),
+            ("prepare", lambda: resource.prepare(xid)),
+            ("recover", lambda: resource.recover_from(0)),
+            ("commit", lambda: resource.commit(xid)),
+            ("one phase", lambda: resource.commit(xid, one_phase=True)),
+            ("rollback", lambda: resource.rollback(xid)),
+            ("forget", lambda: resource.forget(xid)),
+        ):
+            with pytest.raises(XaError, match=r"refused by the test|has been closed") as told:
+                call()
+            codes[name] = told.value.code
+        broker.refuse = lambda request: None
+    kept = {"commit", "one phase", "rollback"}
+    assert {name for name, code in codes.items() if code == XaCode.XAER_RMFAIL} == kept
+    assert {code for name, code in codes.items() if name not in kept} == {XaCode.XAER_RMERR}
 
 
 def test_a_request_whose_reply_may_not_be_read_ends_at_once(broker, cluster):

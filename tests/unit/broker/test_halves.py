@@ -676,3 +676,18 @@ def test_list_tells_of_all_and_is_filtered(lives):
         assert [each["id"] for each in lives.listed(**options)["halves"]] == expected, options
     page = lives.listed(limit=2)
     assert page["next"] == second
+
+
+@pytest.mark.parametrize("ends", ["one", "many"])
+def test_a_half_message_is_ended_only_in_its_own_topic(lives, ends):
+    """So the grant `send` of the topic that the request names is one for the message, too."""
+    half_id = lives.sent(b"paid")
+    for outcome in (COMMIT, ROLL_BACK):
+        if ends == "one":
+            assert lives.end_one(half_id, outcome, topic="safe").outcome == UNKNOWN
+        else:
+            assert [each.outcome for each in lives.end_many((half_id, outcome), topic="safe")] == [UNKNOWN]
+    assert lives.listed()["count"] == 1
+    assert lives.payloads() == lives.payloads("safe") == []
+    assert lives.end_one(half_id, COMMIT).outcome == COMMIT
+    assert lives.payloads() == [b"paid"]

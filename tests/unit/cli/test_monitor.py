@@ -230,3 +230,43 @@ def test_again_and_again_until_it_is_told_to_stop(monitor, monkeypatch, capsys):
     monkeypatch.setattr("metaq.cli.monitor._stopped", lambda stop, seconds: next(waits))
     assert run(["monitor", "--zk", "zk:1", "--every", "0.5"]) == 1
     assert capsys.readouterr().out.count("no ZooKeeper at zk:1") == 3
+
+
+NOW = 1_700_000_000.0
+ANY_CONNECTION: Any = object()
+DAY_MS = 24 * 3600 * 1000.0
+
+
+@pytest.mark.parametrize(
+    ("mode", "exists", "days", "level", "said"),
+    [
+        ("enforce", True, 31, OK, "expires on 2023-12-15"),
+        ("enforce", True, 29, WARNING, "expires on 2023-12-13: metaq users expire legacy 90d"),
+        ("enforce", True, 0, ALARM, "has expired"),
+        ("observe", True, -1, WARNING, "has expired"),
+        ("enforce", True, None, ALARM, "does not expire"),
+        ("enforce", False, None, ALARM, "does not exist"),
+    ],
+)
+def test_a_user_by_address_is_told_with_his_expiry(monkeypatch, mode, exists, days, level, said):
+    monkeypatch.setattr("time.time", lambda: NOW)
+    networks = ["10.0.0.0/8", "192.168.1.7/32"]
+    expires = None if days is None else NOW * 1000 + days * DAY_MS
+    user = {"name": "legacy", "networks": networks, "exists": exists, "expires_ms": expires}
+    report = {"mode": mode, "users": 2, "refused": [], "forgotten": 0, "admins": [], "addresses": [user]}
+    monkeypatch.setattr(probes, "read_stats", lambda connection, item: [json.dumps(report)])
+    (seen,) = probes.users_by_address("broker 0", ANY_CONNECTION)
+    assert (seen.level, seen.what) == (level, "broker 0")
+    assert seen.text.startswith("the user legacy (by address: 10.0.0.0/8, 192.168.1.7/32) ")
+    assert said in seen.text
+    report["mode"] = "open"
+    assert list(probes.users_by_address("broker 0", ANY_CONNECTION)) == []
+
+
+def test_a_broker_of_an_earlier_version_has_no_users_by_address(monkeypatch):
+    for lines in (
+        ["access", "resultCode 1"],
+        ['{"mode": "enforce", "users": 1, "refused": [], "forgotten": 0, "admins": []}'],
+    ):
+        monkeypatch.setattr(probes, "read_stats", lambda connection, item, lines=lines: lines)
+        assert list(probes.users_by_address("broker 0", ANY_CONNECTION)) == []

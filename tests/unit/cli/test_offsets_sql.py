@@ -34,7 +34,7 @@ def test_a_missing_database_is_not_made(tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_driver_gets_what_the_url_says(monkeypatch):
+def test_a_driver_gets_what_the_url_says_and_the_password_of_the_file(monkeypatch, tmp_path, capsys):
     seen = {}
 
     def connect(**named):
@@ -43,13 +43,46 @@ def test_a_driver_gets_what_the_url_says(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "driver", SimpleNamespace(paramstyle="format", connect=connect))
     with pytest.raises(CoordinationUnavailable, match="seen"):
-        sql_store("--sql", "driver://me:s%40fe@db:3306/metaq").load("g", "t", "0-0")
-    assert seen == {"host": "db", "port": 3306, "user": "me", "password": "s@fe", "database": "metaq"}
+        sql_store("--sql", "driver://me@db:3306/metaq").load("g", "t", "0-0")
+    assert seen == {"host": "db", "port": 3306, "user": "me", "database": "metaq"}
+    secret = tmp_path / "secret"
+    secret.write_text("s@fe\n")
+    secret.chmod(0o644)
+    asked = [*SHOW, "--sql", "driver://me@db:3306/metaq", "--sql-password-file", str(secret)]
+    assert run(asked) == 1
+    assert "--sql-password-file" in capsys.readouterr().err, "others may read it"
+    secret.chmod(0o600)
+    assert run(asked) == 1
+    assert seen["password"] == "s@fe"
+    said = capsys.readouterr().err
+    assert ("seen" in said, "s@fe" in said) == (True, False)
+    assert run([*SHOW[:2], "--sql-password-file", str(secret)]) == 1
+    assert "add --sql" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("url", ["nodriver://me:secret@db/x", "json://me:secret@db/x", "secret"])
-def test_what_is_no_driver_is_refused_without_showing_the_password(url, capsys):
+@pytest.mark.parametrize(
+    "url",
+    [
+        "driver://me:geheim@db/x",
+        "driver://me:@db/x",
+        "driver://me:gehe/im@db/x",
+        "me:geheim@db/x",
+        "driver://[geheim/x",
+        "me:geheim@db://x",
+    ],
+)
+def test_a_url_with_a_password_is_refused_and_never_shown(url, capsys):
+    assert run([*SHOW, "--sql", url]) == 1
+    said = capsys.readouterr().err
+    assert "gehe" not in said
+    assert "--sql" in said
+    if url.endswith("@db/x") and url.startswith("driver://me:") and "/im" not in url:
+        assert "--sql-password-file FILE" in said
+
+
+@pytest.mark.parametrize("url", ["nodriver://me@db/x", "json://me@db/x", "secret"])
+def test_what_is_no_driver_is_refused(url, capsys):
     assert run([*SHOW, "--sql", url]) == 1
     said = capsys.readouterr().err
     assert "DB-API driver" in said
-    assert "secret@" not in said
+    assert "secret" not in said

@@ -145,7 +145,7 @@ def test_text_a_moved_offset_tells_the_nearer_bound():
 
 def test_text_a_closed_partition_is_an_error():
     with pytest.raises(errors.PartitionClosed):
-        read_bytes(TextPeer(Result(Status.FORBIDDEN, 1, "closed")), PLACE, 5, 4096)
+        read_bytes(TextPeer(Result(Status.FORBIDDEN, 1, "Partition[0-1] has been closed")), PLACE, 5, 4096)
 
 
 @pytest.mark.parametrize("peer", [TextPeer(value(b"")), Peer(Result(200, 1, ""))])

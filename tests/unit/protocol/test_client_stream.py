@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.protocol.client_stream import ClientStream, Opening
-from metaq.protocol.errors import BrokerUnavailable, RemoteProtocolError, RequestTimedOut
+from metaq.protocol.errors import AccessRefused, BrokerUnavailable, RemoteProtocolError, RequestTimedOut, TlsRequired
 from metaq.protocol.frames import RESPONSE, Frame, encode_frame
 from metaq.protocol.sends import SendReply, SentReply
 from metaq.protocol.statuses import RequestCode, Status
@@ -61,6 +61,11 @@ def test_the_version_is_there_once_its_last_byte_is(size):
 def test_a_peer_that_is_no_broker_is_told_from_one(raw):
     with pytest.raises(RemoteProtocolError):
         Opening().receive(raw)
+
+
+def test_a_broker_that_serves_nobody_without_tls_says_so():
+    with pytest.raises(AccessRefused, match="connect with TLS"):
+        Opening().receive(encode_result(TlsRequired.status, str(TlsRequired()), 0))
 
 
 def test_the_version_says_what_the_broker_speaks():

@@ -37,7 +37,10 @@ def test_an_error_comes_back_from_its_response_code(error, becomes):
 @pytest.mark.parametrize(
     ("status", "text", "becomes"),
     [
-        (Status.FORBIDDEN, "partition closed", errors.PartitionClosed),
+        (Status.FORBIDDEN, f"Put message failed.Detail:{errors.PartitionClosed(0, 1)}", errors.PartitionClosed),
+        (Status.FORBIDDEN, "Partition[0-1] has been closed", errors.PartitionClosed),
+        (Status.FORBIDDEN, "user app lacks the grant: metaq acl grant app send:t", errors.AccessRefused),
+        (Status.FORBIDDEN, "", errors.AccessRefused),
         (Status.NOT_FOUND, "", errors.PartitionNotFound),
         (Status.UNAVAILABLE, "stopping", errors.BrokerUnavailable),
         (Status.ERROR, f"Put message failed.Detail:{errors.ChecksumMismatch()}", errors.ChecksumMismatch),

@@ -4,11 +4,13 @@ import json
 import logging
 import os
 import stat
+from types import SimpleNamespace
 
 import pytest
 
 from metaq.broker.access.control import HOLD_SECONDS, AccessControl, Granted
 from metaq.broker.runtime.few_lines import FewLines
+from metaq.broker.sets.connections import StreamProtocol
 from metaq.coordination.security.passwords import make_verifiers
 from metaq.protocol.access import (
     ANYBODY,
@@ -23,6 +25,8 @@ from metaq.protocol.access import (
     User,
 )
 from metaq.protocol.errors import AccessRefused, BrokerStarting, StoreError
+from metaq.protocol.frames import encode_frame
+from metaq.protocol.statuses import RequestCode
 from tests.unit.broker.harness import pull, put
 
 SEND = Need(AccessOperation.SEND, "t")
@@ -171,7 +175,21 @@ def test_observing_refuses_nothing_and_reports_what_would_be(make, harness):
         "forgotten": 0,
         "forgotten_ms": 0,
         "admins": [{"name": "root", "last_ms": 1_000_005}],
+        "addresses": [],
     }
+
+
+def test_the_report_has_the_users_by_address_with_their_expiry(make):
+    control = make()
+    users = {"legacy": User("legacy", Access([]), 2_000_000), "always": User("always", Access([]))}
+    control.see(Permissions(AccessMode.ENFORCE, users))
+    networks = {"legacy": ["10.0.0.0/8", "::1/128"], "always": ["192.0.2.7/32"], "nobody": ["192.0.2.8/32"]}
+    found = [tuple(each.values()) for each in control.report(networks)["addresses"]]
+    assert found == [
+        ("legacy", ["10.0.0.0/8", "::1/128"], True, 2_000_000),
+        ("always", ["192.0.2.7/32"], True, None),
+        ("nobody", ["192.0.2.8/32"], False, None),
+    ]
 
 
 def test_what_is_counted_has_a_limit_and_one_address_hides_no_other(make, monkeypatch):
@@ -225,6 +243,56 @@ def test_a_pull_that_waits_is_refused_when_its_grant_goes(harness):
     access.see(Permissions(AccessMode.ENFORCE, {"app": User("app", Access([AccessGrant.parse("consume:x@g")]))}))
     harness.turn()
     assert b"metaq acl grant app consume:t@g" in peer.received()
+
+
+class Following:
+    """A stream of a follower on a connection of this principal."""
+
+    def __init__(self, control, principal):
+        gone = self.gone = []
+        self.on_gone = lambda: gone.append(principal)
+        self.closed: list[type] = []
+        control.watch(self, Need(AccessOperation.REPLICATE), Peer(principal), "FOLLOW")
+
+    def close(self, why):
+        self.closed.append(type(why))
+        self.on_gone()
+
+
+def test_a_stream_ends_when_what_opened_it_is_forbidden(make, harness):
+    control = make()
+    control.see(None)
+    broker, anybody, left = (Following(control, each) for each in (Principal("broker", "mq1"), ANYBODY, ANYBODY))
+    left.on_gone()
+    control.see(Permissions(AccessMode.OBSERVE, USERS))
+    (refused,) = control.report()["refused"]
+    assert (refused["need"], refused["count"], anybody.closed) == ("replicate", 2, []), "at the change and now"
+    control.see(ENFORCED)
+    assert (broker.closed, anybody.closed, left.closed) == ([], [AccessRefused], [])
+    assert [len(each.gone) for each in (broker, anybody, left)] == [0, 1, 1], "its place is free again"
+    control.see(Permissions(AccessMode.ENFORCE, {}))
+    assert len(anybody.closed) == 1
+    late = Following(control, ANYBODY)
+    assert late.closed == [AccessRefused], "it was permitted when it came, and had to wait for its turn"
+
+
+def test_the_stream_of_a_follower_is_such_a_stream(harness):
+    """Its own certificate permits it, and without one it ends when grants are enforced."""
+    streams = []
+
+    def accept(frame, become, hosts):
+        streams.append(StreamProtocol("follower", lambda messages: None))
+        become(streams[-1])
+
+    harness.broker.member = SimpleNamespace(accept=accept)
+    harness.broker.access.see(None)
+    for principal in (ANYBODY, Principal("broker", "mq1")):
+        peer = harness.connect()
+        peer.session.logged_in(principal)
+        peer.transport.setTcpNoDelay = lambda enabled: None
+        peer.send(encode_frame(RequestCode.FOLLOW, 1, {}))
+    harness.broker.access.see(ENFORCED)
+    assert [type(each.lost) for each in streams] == [AccessRefused, type(None)]
 
 
 def test_an_open_connection_loses_what_its_user_loses(harness):

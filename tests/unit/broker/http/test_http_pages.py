@@ -113,6 +113,9 @@ def refusing(harness):
             asked[-1] += (need.topic, peer.host)
             raise MetaqError("nothing is permitted here")
 
+        def permits(self, need, peer):
+            return False
+
     gate = make_gate(harness.broker, lambda verb, request: asked.append((request,)))
     gate.guard = Guard()
     return gate, asked

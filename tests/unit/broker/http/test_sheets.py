@@ -254,7 +254,7 @@ def test_json_has_all_rows():
 
 @pytest.mark.parametrize(("query", "first"), [("?from=500", "500"), ("?from=x", "0"), ("?from=-1", "0"), ("", "0")])
 def test_the_address_says_which_rows(harness, monkeypatch, query, first):
-    monkeypatch.setattr(Dashboard, "topics", lambda self: PAGE)
+    monkeypatch.setattr(Dashboard, "topics", lambda self, sees: PAGE)
     html = dashboard(harness).ask("GET", f"/topics{query}")[2]
     assert f'<td class="number">{first}</td>'.encode() in html
 
