@@ -177,8 +177,8 @@ def _addresses(section: Section) -> tuple[tuple[Network, str], ...]:
 def _refuse_repeated(text: str, path: str) -> None:
     """Raise ConfigError for a section that occurs twice, and for a key that occurs twice in a section.
 
-    In server.ini the last value counts, as in 1.x. That would be dangerous in security.ini, because the last value could
-    allow what the first value forbids.
+    In server.ini the last value counts, as in 1.x. That would be dangerous in security.ini, because the last value
+    could allow what the first value forbids.
     """
     seen: set[str] = set()
     sections: set[str] = set()

@@ -63,8 +63,8 @@ class Redirects:
     """
 
     def __init__(self, *, follows: bool = True) -> None:
-        """follows: whether the client uses the brokers' main ports, whose addresses the answers contain. A client with a
-        listener ignores these addresses, and waits until ZooKeeper shows the new leader's listener.
+        """follows: whether the client uses the brokers' main ports, whose addresses the answers contain. A client with
+        a listener ignores these addresses, and waits until ZooKeeper shows the new leader's listener.
         """
         self._follows = follows
         self._targets: dict[Endpoint, _Redirect] = {}
@@ -95,7 +95,9 @@ class Redirects:
         trouble.last = now
         pause = min(MAX_PAUSE_SECONDS, max(_MIN_PAUSE, (now - trouble.since) * _PAUSE_SHARE))
         asked, target = _endpoint(error.node), _endpoint(error.url)
-        if not self._follows or asked is None or target is None or asked == target or self._deposed.get(target, now) > now:
+        if asked is None or target is None or asked == target or self._deposed.get(target, now) > now:
+            return pause
+        if not self._follows:
             return pause
         known = self._targets.get(asked)
         self._targets[asked] = _Redirect(target, now + TRUSTED_SECONDS)

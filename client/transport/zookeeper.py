@@ -18,8 +18,8 @@ def zk_session(
     config: ConnectionConfig | None = None,
 ) -> ZkSession:
     """Create a session that is not started yet, and return it. config: its `zookeeper_tls` says whether and how to use
-    TLS, and its `listener` at which addresses the session's views show brokers. Without `config`, the user's profile says
-    this. The other arguments are those of ZkSession. Raises ConfigError.
+    TLS, and its `listener` at which addresses the session's views show brokers. Without `config`, the user's profile
+    says this. The other arguments are those of ZkSession. Raises ConfigError.
     """
     config = ConnectionConfig() if config is None else config
     tls = config.zookeeper_tls

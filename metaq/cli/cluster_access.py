@@ -268,6 +268,8 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option("--slave", type=click.IntRange(0), help="Id of a slave of that broker; default: its master."),
         click.option(
-            "--server", type=Parsed("HOST:PORT", _endpoint), help="Address of a broker, or unix:PATH of its Unix socket; ZooKeeper is not asked."
+            "--server",
+            type=Parsed("HOST:PORT", _endpoint),
+            help="Address of a broker, or unix:PATH of its Unix socket; ZooKeeper is not asked.",
         ),
     )
