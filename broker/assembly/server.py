@@ -21,7 +21,7 @@ from twisted.internet.task import LoopingCall
 
 from metaq.protocol.errors import ConfigError
 
-from ..configuration.listeners_ini import MAIN, Listener
+from ..configuration.listeners_ini import MAIN, ListenerRules
 from ..network.open_listener import OpenListener
 from ..network.session import Session
 from ..network.transport import connection_class
@@ -50,7 +50,7 @@ class SessionFactory(Factory):
     noisy = False
 
     def __init__(
-        self, broker: Broker, gate: Gate, max_connections: int, *, http: bool = False, main: Listener | None = None
+        self, broker: Broker, gate: Gate, max_connections: int, *, http: bool = False, main: ListenerRules | None = None
     ) -> None:
         """max_connections: the most connections of the whole broker. http: whether some of these connections are
         reserved for the HTTP ports. main: the rules of the main port; None if it has none but those of [tls].
@@ -81,7 +81,7 @@ class SessionFactory(Factory):
         """Return a session for a new connection of the main port, as session_for does."""
         return self.session_for(self._main, getattr(addr, "host", "?"))
 
-    def session_for(self, rules: Listener | None, host: str) -> Session | None:
+    def session_for(self, rules: ListenerRules | None, host: str) -> Session | None:
         """Return a session for a new connection. Return None if there are too many connections, or if the listener does
         not serve clients at `host`, so that Twisted closes the new connection at once. rules: the rules of the
         listener; None for the main port of a broker without listeners.
@@ -111,7 +111,7 @@ class SessionFactory(Factory):
         self._refusal = connections.refusal(address)
         return False
 
-    def _outside(self, rules: Listener, host: str) -> bool:
+    def _outside(self, rules: ListenerRules, host: str) -> bool:
         """Return whether the listener does not serve this client, and count the client in this case."""
         if rules.path or rules.serves(numeric_address(host)):
             return False
@@ -119,7 +119,7 @@ class SessionFactory(Factory):
         self._outsiders.info(f"the connection of {host} to the listener {rules.name} is closed: not in its networks")
         return True
 
-    def _comes_from(self, rules: Listener, session: Session, host: str) -> str | None:
+    def _comes_from(self, rules: ListenerRules, session: Session, host: str) -> str | None:
         """Count the connection of a proxy for the client whose address the proxy has told. Return why this client may
         not connect, or None.
         """
@@ -139,7 +139,7 @@ class SessionFactory(Factory):
         for session in list(self._sessions):
             session.close()
 
-    def _lost_of(self, rules: Listener, session: Session) -> None:
+    def _lost_of(self, rules: ListenerRules, session: Session) -> None:
         if session in self._sessions:
             self._broker.listeners[rules.name].connections -= 1
         self._lost(session)
@@ -168,7 +168,7 @@ class ListenerFactory(Factory):
 
     noisy = False
 
-    def __init__(self, sessions: SessionFactory, rules: Listener) -> None:
+    def __init__(self, sessions: SessionFactory, rules: ListenerRules) -> None:
         self._sessions = sessions
         self._rules = rules
 
@@ -188,7 +188,7 @@ def listen(broker: Broker, factory: SessionFactory, reactor: Any, certificates: 
     address = broker.config.listen
     port = tcp.Port(broker.config.port, cast(Any, factory), _BACKLOG, address, reactor)
     port.transport = connection_class()
-    main = Listener(MAIN, tls=None)
+    main = ListenerRules(MAIN, tls=None)
     if certificates is not None:
         main = certificates.main_rules or main
         port.transport = certificates.connection_class(port.transport, reactor, main)

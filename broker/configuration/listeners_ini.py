@@ -24,7 +24,7 @@ import pwd
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Literal, TypeAlias, cast, get_args
 
 from metaq.protocol.errors import ConfigError
@@ -34,9 +34,9 @@ from .ini import Entry, Section, SectionValues, check_keys, wrong
 __all__ = [
     "LISTENER_SECTION",
     "MAIN",
-    "Listener",
     "ListenerLogin",
     "ListenerProtocol",
+    "ListenerRules",
     "ListenerTls",
     "Network",
     "read_listeners",
@@ -71,7 +71,7 @@ _LOCAL_KEYS = frozenset(("path", "admins", "mode"))
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
+class ListenerRules:
     """One listener: a port or a Unix socket of the broker, and the rules for its connections."""
 
     name: str
@@ -98,20 +98,20 @@ class Listener:
     mode: int = 0o600
     """The mode of the file of a Unix socket."""
 
-    def serves(self, network_address: object) -> bool:
-        """Return whether a client with this address (an IPv4Address or IPv6Address) may connect."""
-        return not self.networks or any(network_address in network for network in self.networks)
+    def serves(self, address: IPv4Address | IPv6Address | None) -> bool:
+        """Return whether a client with this address may connect. address: None if the client has no numeric address."""
+        return not self.networks or (address is not None and any(address in each for each in self.networks))
 
-    def is_proxy(self, network_address: object) -> bool:
+    def is_proxy(self, address: IPv4Address | IPv6Address | None) -> bool:
         """Return whether the peer with this address is a proxy, which must send a header."""
-        return any(network_address in network for network in self.proxy)
+        return address is not None and any(address in each for each in self.proxy)
 
 
-def read_listeners(sections: Mapping[str, Section], path: str) -> tuple[Listener, ...]:
+def read_listeners(sections: Mapping[str, Section], path: str) -> tuple[ListenerRules, ...]:
     """Return the listeners in the order of the file. sections: all sections [listener NAME] of the file, by their
     names. path: the path of the file. Raises ConfigError.
     """
-    found: dict[str, Listener] = {}
+    found: dict[str, ListenerRules] = {}
     for title, section in sections.items():
         match = LISTENER_SECTION.fullmatch(title)
         name = match[1] if match else ""
@@ -136,7 +136,7 @@ def read_network(entry: Entry, text: str) -> Network:
         raise ConfigError(f"{entry.where}: {entry.key}", text, remedy) from None
 
 
-def _listener(name: str, title: str, section: Section, path: str) -> Listener:
+def _listener(name: str, title: str, section: Section, path: str) -> ListenerRules:
     is_local = "path" in section
     check_keys(section, title, _MAIN_KEYS if name == MAIN else _LOCAL_KEYS if is_local else _PORT_KEYS)
     if section.blank:
@@ -144,7 +144,7 @@ def _listener(name: str, title: str, section: Section, path: str) -> Listener:
     if is_local:
         return _local(name, section, path)
     values = SectionValues(section, title, path)
-    return Listener(
+    return ListenerRules(
         name,
         0 if name == MAIN else values.integer("port", None, 0, 65535),
         _address(section.get("address")),
@@ -157,7 +157,7 @@ def _listener(name: str, title: str, section: Section, path: str) -> Listener:
     )
 
 
-def _local(name: str, section: Section, path: str) -> Listener:
+def _local(name: str, section: Section, path: str) -> ListenerRules:
     place = os.path.join(os.path.dirname(os.path.abspath(path)), section["path"].value)
     if len(os.fsencode(place)) > _MAX_PATH_BYTES:
         raise wrong(section["path"], f"is too long for a Unix socket: use at most {_MAX_PATH_BYTES} bytes")
@@ -165,7 +165,7 @@ def _local(name: str, section: Section, path: str) -> Listener:
     if mode is not None and not re.fullmatch(r"0?[0-7]{3}", mode.value):
         raise wrong(mode, "must be a mode of a file, such as 0600 or 0660")
     admins = section.get("admins")
-    return Listener(
+    return ListenerRules(
         name,
         path=place,
         tls="none",
@@ -244,9 +244,9 @@ def _is_address(text: str) -> bool:
     return True
 
 
-def _refuse_same_place(listeners: Iterable[Listener], path: str) -> None:
+def _refuse_same_place(listeners: Iterable[ListenerRules], path: str) -> None:
     """Raise ConfigError if two listeners have the same port, or the same path."""
-    seen: dict[str | int, Listener] = {}
+    seen: dict[str | int, ListenerRules] = {}
     for each in listeners:
         place = each.path or each.port
         if not place:

@@ -41,7 +41,7 @@ from metaq.protocol.access import is_user
 from metaq.protocol.errors import ConfigError
 
 from .ini import Section, SectionValues, check_keys, parse_ini
-from .listeners_ini import LISTENER_SECTION, Listener, Network, read_listeners, read_network
+from .listeners_ini import LISTENER_SECTION, ListenerRules, Network, read_listeners, read_network
 
 __all__ = ["AuditSettings", "Plain", "Security", "read_security"]
 
@@ -88,7 +88,7 @@ class Security:
     """The files for TLS with ZooKeeper, from the section [zookeeper]. If it is None, ZooKeeper is used without TLS."""
     audit: AuditSettings | None = None
     """The settings of the audit log. If it is None, the broker writes none."""
-    listeners: tuple[Listener, ...] = ()
+    listeners: tuple[ListenerRules, ...] = ()
     """The listeners, from the sections [listener NAME]."""
 
 

@@ -12,7 +12,7 @@ from twisted.internet.error import ConnectionDone, ConnectionLost
 from metaq.protocol.access import Principal
 from metaq.protocol.errors import AccessRefused
 
-from ..configuration.listeners_ini import Listener
+from ..configuration.listeners_ini import ListenerRules
 from ..runtime.account import LOCAL_HOST
 from .transport import FastConnection
 
@@ -27,7 +27,7 @@ _CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
 class LocalConnection(FastConnection):
     """An accepted connection of a Unix socket. Its peer is an operator if the listener names him."""
 
-    rules: ClassVar[Listener]
+    rules: ClassVar[ListenerRules]
 
     def __init__(self, sock: socket.socket, protocol: Any, client: object, *others: Any) -> None:
         """Accepts the arguments that Twisted passes to a connection. client: the address of the peer, which a Unix
@@ -54,7 +54,7 @@ class LocalConnection(FastConnection):
         return super().doRead()
 
 
-def local_connection_class(rules: Listener) -> type[LocalConnection]:
+def local_connection_class(rules: ListenerRules) -> type[LocalConnection]:
     """Return the transport class for a Unix socket. rules: the rules of the listener."""
     return type("LocalConnection", (LocalConnection,), {"rules": rules})
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from metaq.coordination.records.payloads import ListenerAddress
 
-from ..configuration.listeners_ini import MAIN, Listener
+from ..configuration.listeners_ini import MAIN, ListenerRules
 
 if TYPE_CHECKING:
     from ..configuration.security_ini import Plain  # imports ssl: only if configured
@@ -19,7 +19,7 @@ __all__ = ["OpenListener"]
 class OpenListener:
     """One listener of this broker, or its main port. Used only on the reactor thread."""
 
-    rules: Listener
+    rules: ListenerRules
     port: int
     """The number of the port; 0 for a Unix socket."""
     connections: int = 0

@@ -48,7 +48,7 @@ from metaq.protocol.text import Quit, Version
 
 from .. import tuning
 from ..access.control import AccessControl, Granted
-from ..configuration.listeners_ini import Listener
+from ..configuration.listeners_ini import ListenerRules
 from ..reading.answers import Answer, Bytes, Work, answer_bytes
 from ..reading.long_poll import ParkedPulls
 from ..reading.parkable import Loading, Parkable, Step
@@ -139,7 +139,7 @@ checked them when they arrived, and Quit (the command `quit`), because it only e
 P = ParamSpec("P")
 
 
-def _counts(rules: Listener) -> str:
+def _counts(rules: ListenerRules) -> str:
     """Return what a client of the listener can do in place of a login with a password."""
     if "certificate" in rules.login:
         return "show a client certificate"
@@ -172,7 +172,7 @@ class Session(Protocol):
         gate: Gate,
         shared: SessionServices,
         on_lost: Callable[[Session], None] = lambda session: None,
-        rules: Listener | None = None,
+        rules: ListenerRules | None = None,
         on_source: Callable[[Session, str], str | None] = lambda session, host: None,
     ) -> None:
         """on_lost: called when the connection is lost. rules: the rules of the listener; None if it has none.

@@ -28,7 +28,7 @@ from metaq.protocol.proxy_header import ProxyHeaderReader, ProxySource
 from metaq.protocol.record import Buffer
 from metaq.protocol.tls import FIRST_BYTE, TlsStream
 
-from ..configuration.listeners_ini import MAIN, Listener
+from ..configuration.listeners_ini import MAIN, ListenerRules
 from ..configuration.security_ini import Plain, Security
 from ..runtime.account import numeric_address
 from ..runtime.few_lines import FewLines
@@ -82,16 +82,16 @@ class Certificates:
         """
 
     @property
-    def listeners(self) -> tuple[Listener, ...]:
+    def listeners(self) -> tuple[ListenerRules, ...]:
         """The listeners in security.ini."""
         return self._security.listeners
 
     @property
-    def main_rules(self) -> Listener | None:
+    def main_rules(self) -> ListenerRules | None:
         """The rules of the main port. None if security.ini has no section [listener NAME]: then only [tls] counts."""
         if not self.listeners:
             return None
-        return next((each for each in self.listeners if each.name == MAIN), Listener(MAIN, tls=None))
+        return next((each for each in self.listeners if each.name == MAIN), ListenerRules(MAIN, tls=None))
 
     @property
     def plain(self) -> Plain:
@@ -111,7 +111,7 @@ class Certificates:
         self,
         plain_class: type[tcp.Server],
         reactor: Any,
-        rules: Listener = Listener(MAIN, tls=None),  # noqa: B008
+        rules: ListenerRules = ListenerRules(MAIN, tls=None),  # noqa: B008
     ) -> type[tcp.Server]:
         """Return the transport class for a port with TLS. plain_class: the transport class for a port without TLS.
         rules: the rules of the port. Raises ConfigError if FastConnection does not support this version of Twisted.
@@ -129,9 +129,9 @@ class Certificates:
 
     def http_connection_class(self, reactor: Any) -> type[tcp.Server]:
         """Return the transport class for an HTTP port with TLS."""
-        return self._secured(SecureHttpConnection, reactor, Listener(MAIN, tls=None))
+        return self._secured(SecureHttpConnection, reactor, ListenerRules(MAIN, tls=None))
 
-    def _secured(self, kind: type[_Secured], reactor: Any, rules: Listener) -> type[tcp.Server]:
+    def _secured(self, kind: type[_Secured], reactor: Any, rules: ListenerRules) -> type[tcp.Server]:
         if self._refused is None:
             self._refused = FewLines(_log, "TLS connections refused", reactor)
         return type(kind.__name__, (kind,), {"certificates": self, "refused": self._refused, "rules": rules})
@@ -223,7 +223,7 @@ class _Secured(PlainConnection):
 
     certificates: ClassVar[Certificates]
     refused: ClassVar[FewLines]
-    rules: ClassVar[Listener]
+    rules: ClassVar[ListenerRules]
     _stream: TlsStream | None = None
     _is_known = False  # whether it is known if this is TLS
     _too_slow: Any = None

@@ -37,6 +37,7 @@ __all__ = [
     "naming_topics",
     "open_cluster",
     "open_session",
+    "server_address",
     "target_options",
     "tell_absent",
     "tell_empty",
@@ -161,7 +162,8 @@ def check_complete(survey: Survey, partitions: Sequence[TopicPartition]) -> None
 # --- one broker -------------------------------------------------------------------------------------------------------
 
 
-def _endpoint(text: str) -> Endpoint:
+def server_address(text: str) -> Endpoint:
+    """Parse the value of --server: host and port, or `unix:` and the path of a Unix socket. Raises ValueError."""
     if text.startswith(UNIX) and text != UNIX:
         return Endpoint(text, 0)
     host, _, port = text.rpartition(":")
@@ -269,7 +271,7 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--slave", type=click.IntRange(0), help="Id of a slave of that broker; default: its master."),
         click.option(
             "--server",
-            type=Parsed("HOST:PORT", _endpoint),
+            type=Parsed("HOST:PORT", server_address),
             help="Address of a broker, or unix:PATH of its Unix socket; ZooKeeper is not asked.",
         ),
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from metaq import ConnectionConfig, Consumer, ConsumerConfig, Producer, ProducerConfig, TlsConfig, UserConfig
+from metaq.coordination.servers.local_zookeeper import ZooKeeperProcess
 from metaq.protocol.errors import MetaqError
 from tests.broker_process import RunningBroker, server_ini
 from tests.integration.background import Repeating
@@ -20,7 +21,6 @@ from tests.integration.cli_helpers import Operator, run
 from tests.integration.coordination_helpers import make_chroot, session_at
 from tests.integration.forked_processes import ForkedBroker
 from tests.waiting import DEADLINE, eventually
-from tests.zookeepers import ZooKeeperProcess
 
 LISTENERS = """
 [addresses]
@@ -238,7 +238,7 @@ def test_others_than_the_networks_are_closed_at_once_and_counted(cluster):
 def test_a_local_user_administers_the_broker_without_a_login(cluster):
     path = cluster.socket.removeprefix("unix:")
     assert os.stat(path).st_mode & 0o777 == 0o600
-    for words in (("stats",), ("reload",), ("transactions", "list")):
+    for words in (("stats",), ("reload",), ("transactions", "list"), ("security", "status")):
         done = cluster.local(*words)
         assert done.code == 0, done.err
     assert cluster.operator.ran("stats").code == 1  # not on the loopback port

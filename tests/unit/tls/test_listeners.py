@@ -15,7 +15,7 @@ from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
 
 from metaq.broker.assembly.server import warn_if_open
-from metaq.broker.configuration.listeners_ini import Listener
+from metaq.broker.configuration.listeners_ini import ListenerRules
 from metaq.broker.configuration.security_ini import read_security
 from metaq.broker.network.open_listener import OpenListener
 from metaq.broker.network.tls import PROXY_HEADER_SECONDS, Certificates
@@ -32,7 +32,7 @@ from metaq.protocol.proxy_header import ProxyHeaderReader
 TLS = "[tls]\ncertificate=broker.pem\nkey=broker.key\n"
 
 
-def listeners(pki: Path, text: str) -> tuple[Listener, ...]:
+def listeners(pki: Path, text: str) -> tuple[ListenerRules, ...]:
     path = pki / "mq1" / "listeners.ini"
     path.write_text(TLS + text)
     return read_security(str(path)).listeners
@@ -47,20 +47,15 @@ def test_a_listener_has_strict_defaults_and_keeps_what_is_written(pki):
         "[listener main]\nprotocols=frames\n"
         "[listener local]\npath=a.sock\nadmins=root, 1001\nmode=0660\n",
     )
-    assert plain == Listener("app", 8124)
-    assert (plain.tls, plain.protocols, len(plain.login)) == ("required", {"text", "frames"}, 3)
-    assert (full.port, full.address, full.protocols, full.tls, full.login) == (
-        0,
-        "127.0.0.1",
-        {"text"},
-        "none",
-        {"address"},
-    )
+    assert plain == ListenerRules("app", 8124)
+    assert (plain.tls, sorted(plain.protocols), len(plain.login)) == ("required", ["frames", "text"], 3)
+    assert (full.port, full.address, full.tls) == (0, "127.0.0.1", "none")
+    assert ([*full.protocols], [*full.login]) == (["text"], ["address"])
     assert ([*map(str, full.networks)], full.advertise) == (["10.0.0.0/8", "192.168.1.7/32"], ("mq.example", 443))
-    assert (main.tls, main.protocols) == (None, {"frames"})
-    assert (local.path, local.admins, local.mode) == (str(pki / "mq1" / "a.sock"), {0, 1001}, 0o660)
+    assert (main.tls, [*main.protocols]) == (None, ["frames"])
+    assert (local.path, sorted(local.admins), local.mode) == (str(pki / "mq1" / "a.sock"), [0, 1001], 0o660)
     (local,) = listeners(pki, "[listener x]\npath=/a.sock\n")
-    assert (local.admins, local.mode, local.path) == ({0, os.geteuid()}, 0o600, "/a.sock")
+    assert (local.admins, local.mode, local.path) == (frozenset((0, os.geteuid())), 0o600, "/a.sock")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +100,7 @@ def test_what_a_listener_advertises(pki, text, host, port):
     (rules,) = listeners(pki, "[listener a]\nport=0\n" + (f"advertise={text}\n" if text else ""))
     found = OpenListener(rules, 7).address("mq1", "loopback")
     assert found == ListenerAddress("a", host, port, "required", ("frames", "text"))
-    assert OpenListener(Listener("x", path="/x"), 0).address("mq1", "loopback") is None
+    assert OpenListener(ListenerRules("x", path="/x"), 0).address("mq1", "loopback") is None
 
 
 def test_published_listeners_are_read_again_and_damage_is_an_error():
