@@ -51,6 +51,11 @@ networks = 10.0.0.0/8
 
 [listener local]
 path = admin.sock
+
+[listener others]
+path = others.sock
+admins = 54321
+mode = 0666
 """
 TOPICS = {"orders": "numPartitions=1"}
 
@@ -242,6 +247,20 @@ def test_a_local_user_administers_the_broker_without_a_login(cluster):
         done = cluster.local(*words)
         assert done.code == 0, done.err
     assert cluster.operator.ran("stats").code == 1  # not on the loopback port
+
+
+def test_a_local_user_who_is_no_admin_gets_a_refusal_and_the_connection_ends(cluster):
+    path = cluster.pki / "mq1" / "others.sock"
+    assert path.stat().st_mode & 0o777 == 0o666
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(DEADLINE)
+        peer.connect(str(path))
+        peer.sendall(b"version 7\r\n")
+        answer = b""
+        while received := peer.recv(4096):
+            answer += received
+    assert answer.startswith(b"result 403 "), answer
+    assert b"may not administer this broker: name this user under admins" in answer
 
 
 def test_clients_move_to_a_listener_under_load_and_nothing_is_lost(cluster):
