@@ -20,6 +20,7 @@ from tests.integration.background import Repeating
 from tests.integration.cli_helpers import Operator, run
 from tests.integration.coordination_helpers import make_chroot, session_at
 from tests.integration.forked_processes import ForkedBroker
+from tests.integration.set_nodes import set_nodes
 from tests.waiting import DEADLINE, eventually
 
 LISTENERS = """
@@ -297,3 +298,24 @@ def test_clients_move_to_a_listener_under_load_and_nothing_is_lost(cluster):
             by_app.end()
             eventually(lambda: take(after))
     assert not by_main.errors + by_app.errors
+
+
+def test_a_client_with_a_listener_follows_a_set_to_its_new_leader(tmp_path, chroot, operator):
+    pki = tmp_path / "pki"
+    for words in (["init", pki], ["broker", pki, "mq1"]):
+        assert run("security", *map(str, words)).code == 0
+    security = pki / "mq1" / "security.ini"
+    security.write_text(security.read_text() + "[listener app]\nport = 0\n")
+    tls = TlsConfig(ca=str(pki / "ca.pem"))
+    config = ProducerConfig(connection=ConnectionConfig(tls=tls, user=None, listener="app"))
+    with set_nodes(tmp_path, chroot, {"orders": "numPartitions=1"}) as nodes:
+        nodes.start("a", "b", options=("--security", str(security)))
+        nodes.wait_in_sync("a", "b")
+        with Producer(chroot, config=config) as producer:
+            producer.send("orders", b"before")
+            with session_at(chroot) as session:
+                path = session.paths.broker_listeners(0)
+                former = session.zk.get(path)[0]
+                nodes.kill_leader()
+                producer.send("orders", b"after")
+                assert session.zk.get(path)[0] != former
