@@ -29,7 +29,7 @@ from .access.logins import load_scramp
 from .assembly.broker import Broker, WorkerThreads
 from .assembly.kinds import KINDS
 from .assembly.reload import Reloader
-from .assembly.server import SessionFactory, listen
+from .assembly.server import SessionFactory, listen, listen_further, warn_if_open
 from .assembly.verbs import make_gate
 from .configuration.server_ini import read_config
 from .configuration.settings import BrokerConfig, BrokerOptions, TopicConfig
@@ -51,6 +51,7 @@ from .store.retention import RemovedSegment
 from .store.store import Store, TopicStoreConfig
 
 if TYPE_CHECKING:
+    from metaq.coordination.records.payloads import ListenerAddress
     from metaq.coordination.runtime.certificates import CertificateFiles
     from metaq.coordination.session.zk_session import ZkSession
 
@@ -250,10 +251,14 @@ class BrokerProcess:
         self._access_changed()
         if self._config.node is None and not self._roles.registers:
             self.broker.access.see(None)  # without ZooKeeper there are no users
-        self._factory = SessionFactory(self.broker, gate, max_connections, http=self._has_http)
+        main = None if self._certificates is None else self._certificates.main_rules
+        self._factory = SessionFactory(self.broker, gate, max_connections, http=self._has_http, main=main)
         if self._roles.registers and self._roles.slave_id is None:  # before listening: see Partitions.use_moves
             self.broker.partitions.use_moves(MoveTable(self._config.broker_id, known=False))
-        self._port = listen(self.broker, self._factory, self._reactor, self._certificates)
+        self._ports = [listen(self.broker, self._factory, self._reactor, self._certificates)]
+        warn_if_open(self.broker, self._certificates)
+        if self._certificates is not None:
+            self._ports += listen_further(self.broker, self._factory, self._reactor, self._certificates)
         self._http = self._open_http(gate)
         self._reactor.callWhenRunning(self._start)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -332,7 +337,13 @@ class BrokerProcess:
         elif self._roles.registers:
             from .partitions.registration import Registration  # kazoo: only where there is a ZooKeeper
 
-            registration = Registration(self._config, self._reactor, self._roles.slave_id, tls=self._zookeeper_tls)
+            registration = Registration(
+                self._config,
+                self._reactor,
+                self._roles.slave_id,
+                tls=self._zookeeper_tls,
+                listeners=self._published_listeners(),
+            )
             self._registration, self.broker.registered = registration, lambda: registration.registered
             await registration.connect()
             self._watch_access(registration.session)
@@ -371,7 +382,9 @@ class BrokerProcess:
         zookeeper = self._config.zookeeper
         seconds = zookeeper.session_timeout_ms / 1000
         session = ZkSession(zookeeper.connect, zookeeper.root, seconds, tls=self._zookeeper_tls)
-        registration = Registration(self._config, self._reactor, elected_on=session)
+        registration = Registration(
+            self._config, self._reactor, elected_on=session, listeners=self._published_listeners()
+        )
         self._registration, self.broker.registered = registration, lambda: registration.registered
         moves = self._make_moves(session, registration)
         member = SetMember(
@@ -383,6 +396,14 @@ class BrokerProcess:
         await member.start(zookeeper.connection_timeout_ms / 1000)
         self._watch_access(session)
         self.broker.set_report.start()
+
+    def _published_listeners(self) -> list[ListenerAddress]:
+        """Return where clients find the listeners of this broker."""
+        if self._certificates is None:
+            return []
+        host, plain = self._config.host, self._certificates.plain
+        addresses = [each.address(host, plain) for each in self.broker.listeners.values()]
+        return [each for each in addresses if each is not None]
 
     def _role_changed(self) -> None:
         member = self.broker.member
@@ -486,7 +507,8 @@ class BrokerProcess:
             if self._serving and not self._hurried:
                 _log.info("unregistered: serving %g s longer, so that clients can move", self._grace_seconds)
                 await self._pause(self._grace_seconds)
-        await self._port.stopListening()  # type: ignore[no-untyped-call]
+        for port in self._ports:
+            await port.stopListening()  # type: ignore[no-untyped-call]
         if self._http is not None:
             await self._http.close()
         self._factory.close_all()

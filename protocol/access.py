@@ -115,10 +115,14 @@ class Need(NamedTuple):
 class Principal(NamedTuple):
     """Who has opened a connection."""
 
-    kind: Literal["anonymous", "address", "user", "broker"]
-    """`address`: a user whom only the client's address names, because a client of 1.x cannot log in."""
+    kind: Literal["anonymous", "address", "user", "broker", "local"]
+    """`address`: a user whom only the client's address names, because a client of 1.x cannot log in. `local`: a user of
+    the broker's machine, who has connected to a Unix socket of the broker and is an operator.
+    """
     name: str = ""
-    """The user's name; for a broker one of the hosts that its certificate names."""
+    """The user's name; for a broker one of the hosts that its certificate names; for `local` the name of the user of
+    the machine.
+    """
     stamp: str = ""
     """User.stamp of a user who has logged in with a password."""
 
@@ -343,6 +347,8 @@ class Permissions(NamedTuple):
             return None
         if need.operation is AccessOperation.REPLICATE:
             return f"only a broker may send this request, with a broker's certificate, and {principal} is none"
+        if principal.kind == "local":
+            return None
         if principal.kind == "anonymous":
             grant = "" if need.operation is AccessOperation.KNOWN else f" with the grant {need}"
             return f"log in as a user{grant}: nobody has logged in on this connection"

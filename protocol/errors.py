@@ -661,10 +661,12 @@ class TlsRequired(MetaqError):
 
     status = Status.FORBIDDEN
 
-    def __init__(self) -> None:
+    def __init__(self, listener: str = "") -> None:
+        """listener: the name of the listener that requires TLS; "" if the broker's own port does."""
+        where = f"on its listener {listener}" if listener else "from this address (plain in its security.ini)"
         super().__init__(
-            "this broker serves no connection without TLS from this address (plain in its security.ini): connect with "
-            "TLS, with the CA of this broker's certificate"
+            f"this broker serves no connection without TLS {where}: connect with TLS, with the CA of this broker's "
+            "certificate"
         )
 
 

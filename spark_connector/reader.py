@@ -361,7 +361,7 @@ class Failover:
         self._sleep = sleep
         self._position = -1
         self._backoff = Backoff(0.05, 2.0)
-        self._redirects = Redirects()
+        self._redirects = Redirects(follows=options.connection.listener is None)
         self._deadline = 0.0
 
     def next(self, position: int, error: MetaqError, leader: Endpoint | None = None) -> Endpoint:

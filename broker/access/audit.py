@@ -92,7 +92,9 @@ def is_of_operators(need: Need, principal: Principal) -> bool:
     come from a user.
     """
     operation = need.operation
-    return operation is AccessOperation.ADMIN or (operation is AccessOperation.COOPERATE and principal.kind == "user")
+    return operation is AccessOperation.ADMIN or (
+        operation is AccessOperation.COOPERATE and principal.kind in ("user", "local")
+    )
 
 
 class Audit:

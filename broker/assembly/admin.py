@@ -18,7 +18,7 @@ from ..configuration.settings import AdminFrom
 from ..partitions.partitions import Partitions
 from ..replication.host import ReplicationPart
 from ..replication.status import ReplicationStatus
-from ..runtime.account import numeric_address
+from ..runtime.account import LOCAL_HOST, numeric_address
 
 __all__ = ["Admin", "HandsOver", "admits"]
 
@@ -32,13 +32,14 @@ class HandsOver(Protocol):
 
 
 def admits(admin_from: AdminFrom, host: str, listen: str = "") -> bool:
-    """Return whether the peer with the numeric IP address `host` may make admin requests.
+    """Return whether the peer with the numeric IP address `host` may make admin requests. A peer on a Unix socket of
+    the broker (LOCAL_HOST) may always.
 
     listen: the single address on which the broker listens, or "" if it listens on all addresses. Unless `admin_from` is
     "any", only programs on the broker's machine may make admin requests. Such a program connects from a loopback
     address or from the address `listen`.
     """
-    if admin_from == "any":
+    if admin_from == "any" or host == LOCAL_HOST:
         return True
     address = numeric_address(host)
     return address is not None and (address.is_loopback or (listen != "" and address == ip_address(listen)))

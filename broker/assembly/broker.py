@@ -53,6 +53,7 @@ from .kinds import KINDS
 
 if TYPE_CHECKING:
     from ..moving.moves import BrokerMoves
+    from ..network.open_listener import OpenListener
     from ..network.tls import Certificates
     from ..sets.node import SetMember
     from ..sets.status import SetReport
@@ -119,6 +120,8 @@ class Broker:
         chooses a free port, and `listen` (server.py) stores its number here.
         """
         self.connections = 0
+        self.listeners: dict[str, OpenListener] = {}
+        """The open listeners by name, with the main port; empty if security.ini has no section [listener NAME]."""
         self.reloader: Reloads | None = None
         """The object that reloads server.ini. The broker process sets this attribute if it has read its configuration
         from a file. The attribute is None if the configuration does not come from a file, so that it cannot be

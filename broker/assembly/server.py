@@ -1,14 +1,19 @@
-"""Listen on the broker's port: accept connections, create a session for each connection, limit their number, and close
-idle connections.
+"""Listen on the broker's port and on its listeners: accept connections, create a session for each connection, limit
+their number, and close idle connections.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
+import os
+import socket
+import stat
+from functools import partial
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, cast
 
-from twisted.internet import tcp
+from twisted.internet import tcp, unix
 from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IAddress
 from twisted.internet.protocol import Factory
@@ -16,16 +21,19 @@ from twisted.internet.task import LoopingCall
 
 from metaq.protocol.errors import ConfigError
 
+from ..configuration.listeners_ini import MAIN, ListenerRules
+from ..network.open_listener import OpenListener
 from ..network.session import Session
 from ..network.transport import connection_class
 from ..requests.gate import Gate
-from ..runtime.account import SCAN_SECONDS, account_address
+from ..runtime.account import LOCAL_HOST, SCAN_SECONDS, account_address, numeric_address
+from ..runtime.few_lines import FewLines
 from .broker import Broker
 
 if TYPE_CHECKING:
     from ..network.tls import Certificates  # imports ssl: only if configured
 
-__all__ = ["IDLE_SECONDS", "SessionFactory", "listen"]
+__all__ = ["IDLE_SECONDS", "SessionFactory", "listen", "listen_further", "warn_if_open"]
 
 _log = logging.getLogger(__name__)
 
@@ -41,14 +49,18 @@ class SessionFactory(Factory):
 
     noisy = False
 
-    def __init__(self, broker: Broker, gate: Gate, max_connections: int, *, http: bool = False) -> None:
+    def __init__(
+        self, broker: Broker, gate: Gate, max_connections: int, *, http: bool = False, main: ListenerRules | None = None
+    ) -> None:
         """max_connections: the most connections of the whole broker. http: whether some of these connections are
-        reserved for the HTTP ports.
+        reserved for the HTTP ports. main: the rules of the main port; None if it has none but those of [tls].
         """
         self._broker = broker
         self._gate = gate
         broker.account.use_descriptors(max_connections, http=http)
+        self._main = main
         self._sessions: dict[Session, str] = {}  # value: the address for whose limits the connection counts
+        self._outsiders = FewLines(_log, "connections from other networks closed", broker.reactor)
         self._refused = 0
         self._refusal = ""
         self._idle_scan = LoopingCall(self._cut_idle)
@@ -66,24 +78,71 @@ class SessionFactory(Factory):
                 scan.stop()
 
     def buildProtocol(self, addr: IAddress | None) -> Session | None:  # noqa: N802
-        """Return a session for a new connection; return None if there are too many connections, so that Twisted closes
-        the new connection at once.
+        """Return a session for a new connection of the main port, as session_for does."""
+        return self.session_for(self._main, getattr(addr, "host", "?"))
+
+    def session_for(self, rules: ListenerRules | None, host: str) -> Session | None:
+        """Return a session for a new connection. Return None if there are too many connections, or if the listener does
+        not serve clients at `host`, so that Twisted closes the new connection at once. rules: the rules of the
+        listener; None for the main port of a broker without listeners.
         """
-        connections = self._broker.account.connections
-        address = account_address(getattr(addr, "host", "?"))
-        if not connections.take(address):
-            self._refused += 1
-            self._refusal = connections.refusal(address)
+        if rules is None:
+            session = Session(self._gate, self._broker, self._lost)
+        else:
+            if not rules.is_proxy(numeric_address(host)) and self._outside(rules, host):
+                return None
+            session = Session(
+                self._gate, self._broker, partial(self._lost_of, rules), rules, partial(self._comes_from, rules)
+            )
+        address = account_address(host)
+        if not self._takes(address):
             return None
-        session = Session(self._gate, self._broker, self._lost)
         self._sessions[session] = address
         self._broker.connections = len(self._sessions)
+        if rules is not None:
+            self._broker.listeners[rules.name].connections += 1
         return session
+
+    def _takes(self, address: str) -> bool:
+        connections = self._broker.account.connections
+        if connections.take(address):
+            return True
+        self._refused += 1
+        self._refusal = connections.refusal(address)
+        return False
+
+    def _outside(self, rules: ListenerRules, host: str) -> bool:
+        """Return whether the listener does not serve this client, and count the client in this case."""
+        if rules.path or rules.serves(numeric_address(host)):
+            return False
+        self._broker.listeners[rules.name].refused += 1
+        self._outsiders.info(f"the connection of {host} to the listener {rules.name} is closed: not in its networks")
+        return True
+
+    def _comes_from(self, rules: ListenerRules, session: Session, host: str) -> str | None:
+        """Count the connection of a proxy for the client whose address the proxy has told. Return why this client may
+        not connect, or None.
+        """
+        if self._outside(rules, host):
+            return f"its proxy has connected it to the listener {rules.name}, which does not serve its network"
+        address = account_address(host)
+        former = self._sessions[session]
+        self._broker.account.connections.add(former, -1)
+        if not self._takes(address):
+            self._broker.account.connections.add(former, 1)
+            return self._refusal
+        self._sessions[session] = address
+        return None
 
     def close_all(self) -> None:
         """Close every connection as soon as its pending answers are sent."""
         for session in list(self._sessions):
             session.close()
+
+    def _lost_of(self, rules: ListenerRules, session: Session) -> None:
+        if session in self._sessions:
+            self._broker.listeners[rules.name].connections -= 1
+        self._lost(session)
 
     def _lost(self, session: Session) -> None:
         address = self._sessions.pop(session, None)
@@ -104,6 +163,21 @@ class SessionFactory(Factory):
             session.abort(f"idle for {IDLE_SECONDS} seconds")
 
 
+class ListenerFactory(Factory):
+    """Gives the connections of one listener to the broker's SessionFactory."""
+
+    noisy = False
+
+    def __init__(self, sessions: SessionFactory, rules: ListenerRules) -> None:
+        self._sessions = sessions
+        self._rules = rules
+
+    def buildProtocol(self, addr: IAddress | None) -> Session | None:  # noqa: N802
+        """Return a session for a new connection, or None, as SessionFactory.session_for does."""
+        host = LOCAL_HOST if self._rules.path else str(getattr(addr, "host", "?"))
+        return self._sessions.session_for(self._rules, host)
+
+
 def listen(broker: Broker, factory: SessionFactory, reactor: Any, certificates: Certificates | None = None) -> tcp.Port:
     """Listen on the configured address and port. If the configured port is 0, the operating system chooses a free port,
     and this function stores its number in broker.port. Raises ConfigError if the broker cannot listen there.
@@ -114,8 +188,10 @@ def listen(broker: Broker, factory: SessionFactory, reactor: Any, certificates: 
     address = broker.config.listen
     port = tcp.Port(broker.config.port, cast(Any, factory), _BACKLOG, address, reactor)
     port.transport = connection_class()
+    main = ListenerRules(MAIN, tls=None)
     if certificates is not None:
-        port.transport = certificates.connection_class(port.transport, reactor)
+        main = certificates.main_rules or main
+        port.transport = certificates.connection_class(port.transport, reactor, main)
     try:
         port.startListening()
     except CannotListenError as error:
@@ -127,4 +203,86 @@ def listen(broker: Broker, factory: SessionFactory, reactor: Any, certificates: 
         remedy = f"cannot listen there ({reason}): stop the other program or set another serverPort"
         raise ConfigError("serverPort", broker.config.port, remedy) from error
     broker.port = port.getHost().port  # type: ignore[no-untyped-call]
+    if certificates is not None and certificates.listeners:
+        broker.listeners[MAIN] = OpenListener(main, broker.port)
     return port
+
+
+def listen_further(
+    broker: Broker, sessions: SessionFactory, reactor: Any, certificates: Certificates
+) -> list[tcp.Port]:
+    """Listen on the listeners in security.ini, and record them in broker.listeners. Called after `listen`. Raises
+    ConfigError if the broker cannot listen on one of them; none of them is open then.
+    """
+    from ..network.local_connection import local_connection_class  # only if configured
+
+    ports: list[tcp.Port] = []
+    try:
+        for rules in certificates.listeners:
+            if rules.name == MAIN:
+                continue
+            factory = cast(Any, ListenerFactory(sessions, rules))
+            place: str | int = rules.path or rules.port
+            key = f"security.ini: [listener {rules.name}] {'path' if rules.path else 'port'}"
+            if rules.path:
+                _remove_stale_socket(rules.path, key)
+                port: tcp.Port = unix.Port(os.fsencode(rules.path), factory, _BACKLOG, rules.mode, reactor)
+                port.transport = local_connection_class(rules)
+            else:
+                if rules.port and rules.port == broker.port:
+                    raise ConfigError(key, place, "is the serverPort of server.ini: choose another port")
+                address = rules.address or broker.config.listen
+                port = tcp.Port(rules.port, factory, _BACKLOG, address, reactor)
+                port.transport = certificates.connection_class(connection_class(), reactor, rules)
+            try:
+                port.startListening()
+            except CannotListenError as error:
+                reason = error.socketError.strerror if isinstance(error.socketError, OSError) else error.socketError
+                remedy = f"cannot listen there ({reason}): stop the other program or choose another place"
+                raise ConfigError(key, place, remedy) from error
+            ports.append(port)
+            number = 0 if rules.path else port.getHost().port  # type: ignore[no-untyped-call]
+            broker.listeners[rules.name] = OpenListener(rules, number)
+            _log.info("the listener %s serves %s", rules.name, rules.path or f"port {number}")
+    except BaseException:
+        for port in ports:
+            port.stopListening()  # type: ignore[no-untyped-call]
+        raise
+    return ports
+
+
+def _remove_stale_socket(path: str, key: str) -> None:
+    """Remove the file of a Unix socket that a broker has left when it was killed. Raises ConfigError if a program
+    listens there, or if the file is no socket.
+    """
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise ConfigError(key, path, "is a file that is no socket: remove it, or choose another path")
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ConfigError(key, path, f"cannot be used: {error.strerror}") from error
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+        except BlockingIOError:  # its backlog is full, so a program listens
+            pass
+        except OSError as error:
+            raise ConfigError(key, path, f"cannot be used: {error.strerror}") from error
+    raise ConfigError(key, path, "another program listens there: stop it, or choose another path")
+
+
+def warn_if_open(broker: Broker, certificates: Certificates | None) -> None:
+    """Log a warning if everybody who can reach the broker's port from another machine can use the broker."""
+    address = broker.config.listen
+    if certificates is not None or (address and ip_address(address).is_loopback):
+        return
+    _log.warning(
+        "anybody who reaches the port %d (%s) can read, send and delete messages without a password, and everything is "
+        "sent without encryption: see docs/security.md",
+        *(broker.port, address or "all addresses of this machine"),
+    )

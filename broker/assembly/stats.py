@@ -260,6 +260,13 @@ def _java(value: bool) -> str:
     return "true" if value else "false"
 
 
+def _listener_lines(broker: Broker) -> Lines:
+    for name, listener in broker.listeners.items():
+        yield f"{name}_port {listener.port}"
+        yield f"{name}_connections {listener.connections}"
+        yield f"{name}_refused {listener.refused}"
+
+
 _ITEMS = {
     "": _system_lines,
     "help": _help_lines,
@@ -267,6 +274,7 @@ _ITEMS = {
     "reset": _reset_lines,
     "replication": _replication_lines,
     "certificate": _certificate_lines,
+    "listeners": _listener_lines,
     "disk": _disk_lines,
     "journal": _journal_lines,
 }

@@ -23,21 +23,25 @@ server.ini to every client.
     maxBytes = 16777216
     files = 8
 
+    [listener app]
+    port = 8124
+
 Paths are relative to the directory of this file. docs/security.md describes the keys.
+listeners_ini.py reads the sections [listener NAME].
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from ipaddress import IPv4Network, IPv6Network, ip_network
-from typing import Literal, TypeAlias, cast, get_args
+from typing import Literal, cast, get_args
 
 from metaq.coordination.runtime.certificates import CertificateFiles, ClientCertificates
 from metaq.protocol.access import is_user
 from metaq.protocol.errors import ConfigError
 
 from .ini import Section, SectionValues, check_keys, parse_ini
+from .listeners_ini import LISTENER_SECTION, ListenerRules, Network, read_listeners, read_network
 
 __all__ = ["AuditSettings", "Plain", "Security", "read_security"]
 
@@ -48,8 +52,6 @@ Brokers = Literal["required", "tls", "plain"]
 `required` this broker checks requests of the types that only brokers send: it refuses such a request if the peer has
 not shown a broker's certificate.
 """
-
-Network: TypeAlias = IPv4Network | IPv6Network
 
 _SECTIONS = ("tls", "zookeeper", "addresses", "audit")
 _FILES = ("ca", "certificate", "key")
@@ -85,6 +87,8 @@ class Security:
     """The files for TLS with ZooKeeper, from the section [zookeeper]. If it is None, ZooKeeper is used without TLS."""
     audit: AuditSettings | None = None
     """The settings of the audit log. If it is None, the broker writes none."""
+    listeners: tuple[ListenerRules, ...] = ()
+    """The listeners, from the sections [listener NAME]."""
 
 
 def read_security(path: str) -> Security:
@@ -96,8 +100,9 @@ def read_security(path: str) -> Security:
         raise ConfigError("--security", path, f"cannot be read: {error.strerror}") from error
     sections = parse_ini(text, path)
     _refuse_repeated(text, path)
-    if others := sections.keys() - set(_SECTIONS):
-        known = ", ".join(f"[{name}]" for name in _SECTIONS)
+    listeners = {name: section for name, section in sections.items() if LISTENER_SECTION.fullmatch(name)}
+    if others := sections.keys() - set(_SECTIONS) - listeners.keys():
+        known = ", ".join(f"[{name}]" for name in (*_SECTIONS, "listener NAME"))
         raise ConfigError(path, f"[{min(others)}]", f"is not a section of this file: use {known}")
     section = sections.get("tls", Section())
     check_keys(section, "tls", frozenset(_KEYS))
@@ -128,6 +133,7 @@ def read_security(path: str) -> Security:
     security = replace(security, addresses=_addresses(sections.get("addresses", Section())))
     if (audit := sections.get("audit")) is not None:
         security = replace(security, audit=_audit(audit, path))
+    security = replace(security, listeners=read_listeners(listeners, path))
     if security.brokers != "plain" and "ca" not in section:
         remedy = f"name the CA of the other brokers' certificates: brokers={security.brokers}"
         raise ConfigError(f"{path}: ca", "", remedy)
@@ -160,11 +166,7 @@ def _addresses(section: Section) -> tuple[tuple[Network, str], ...]:
         if not is_user(user):
             raise ConfigError(entry.where, user, "is no name of a user: write USER = NETWORK, NETWORK …")
         for text in entry.value.split(","):
-            try:
-                network = ip_network(text.strip())
-            except ValueError:
-                remedy = "write networks such as 10.0.0.0/8 or addresses, with commas between them"
-                raise ConfigError(f"{entry.where}: {user}", text.strip(), remedy) from None
+            network = read_network(entry, text.strip())
             if network in found:
                 raise ConfigError(f"{entry.where}: {user}", network, f"is given to the user {found[network]} already")
             found[network] = user
@@ -172,13 +174,19 @@ def _addresses(section: Section) -> tuple[tuple[Network, str], ...]:
 
 
 def _refuse_repeated(text: str, path: str) -> None:
-    """Raise ConfigError for a key that occurs twice in a section. In server.ini the last value counts, as in 1.x. That
-    would be dangerous in security.ini, because the last value could allow what the first value forbids.
+    """Raise ConfigError for a section that occurs twice, and for a key that occurs twice in a section.
+
+    In server.ini the last value counts, as in 1.x. That would be dangerous in security.ini, because the last value
+    could allow what the first value forbids.
     """
     seen: set[str] = set()
+    sections: set[str] = set()
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip().startswith("["):
             seen.clear()
+            if (title := line.strip()) in sections:
+                raise ConfigError(f"{path}:{number}", title, "stands there a second time: write one section")
+            sections.add(title)
         key, assigned, value = line.partition("=")
         key = key.strip()
         if assigned and key[:1] not in ";#" and key in seen:

@@ -87,6 +87,9 @@ def _metrics(broker: Broker) -> Metrics:
     yield Metric("metaq_broker_info", "gauge", "1 for a running broker", ("broker_id", "version"), [(labels, 1)])
     yield gauge("metaq_uptime_seconds", "Time since the start", metrics.uptime_seconds)
     yield gauge("metaq_connections", "Connections of clients", broker.connections)
+    if broker.listeners:
+        opened = [((name,), each.connections) for name, each in broker.listeners.items()]
+        yield Metric("metaq_listener_connections", "gauge", "Connections of a listener", ("listener",), opened)
     if broker.registered is not None:
         yield gauge("metaq_registered", "1 while registered in ZooKeeper", broker.registered())
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -38,15 +38,17 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from metaq.protocol.access import Principal
-from metaq.protocol.errors import MetaqError
+from metaq.protocol.errors import AccessRefused, MetaqError
 from metaq.protocol.frames import Frame
 from metaq.protocol.put_run import PutRun
 from metaq.protocol.record import Buffer
 from metaq.protocol.requests import RequestReader, WireRequest
-from metaq.protocol.text import Quit
+from metaq.protocol.statuses import RequestCode
+from metaq.protocol.text import Quit, Version
 
 from .. import tuning
-from ..access.control import Granted
+from ..access.control import AccessControl, Granted
+from ..configuration.listeners_ini import ListenerRules
 from ..reading.answers import Answer, Bytes, Work, answer_bytes
 from ..reading.long_poll import ParkedPulls
 from ..reading.parkable import Loading, Parkable, Step
@@ -84,6 +86,7 @@ class SessionServices(Interface):
     parked: ParkedPulls
     pending_puts: PendingPuts
     closed_lines: FewLines
+    access: AccessControl
 
 
 class Successor(Interface):
@@ -136,6 +139,13 @@ checked them when they arrived, and Quit (the command `quit`), because it only e
 P = ParamSpec("P")
 
 
+def _counts(rules: ListenerRules) -> str:
+    """Return what a client of the listener can do in place of a login with a password."""
+    if "certificate" in rules.login:
+        return "show a client certificate"
+    return "it knows users only by their addresses" if "address" in rules.login else "it knows no users"
+
+
 def _or_close(step: Callable[Concatenate[Session, P], None]) -> Callable[Concatenate[Session, P], None]:
     """Decorate a method so that the connection is closed if the method raises an exception. Without the decorator, no
     caller would notice the exception, and the connection would hang forever.
@@ -158,13 +168,25 @@ class Session(Protocol):
     """
 
     def __init__(
-        self, gate: Gate, shared: SessionServices, on_lost: Callable[[Session], None] = lambda session: None
+        self,
+        gate: Gate,
+        shared: SessionServices,
+        on_lost: Callable[[Session], None] = lambda session: None,
+        rules: ListenerRules | None = None,
+        on_source: Callable[[Session, str], str | None] = lambda session, host: None,
     ) -> None:
+        """on_lost: called when the connection is lost. rules: the rules of the listener; None if it has none.
+        on_source: called when a proxy has told the client's address; returns why this client may not connect, or None.
+        """
         self.host = "?"
         """The numeric address of the client."""
         self.last_active = shared.reactor.seconds()
         """The time when data last arrived on the connection, in seconds of the reactor's clock."""
         self._gate = gate
+        self._rules = rules
+        self._on_source = on_source
+        self._access = shared.access
+        self._ends = False  # the connection ends with the answer to the next request, which is a refusal
         self._reactor = shared.reactor
         self._turns = shared.turns
         self._all_parked = shared.parked
@@ -210,9 +232,22 @@ class Session(Protocol):
         self.host = getattr(self._transport.getPeer(), "host", "?")
         self.address = account_address(self.host)
 
-    def refuse(self, error: MetaqError) -> None:
-        """From now on refuse all requests of this connection with this error."""
+    def refuse(self, error: MetaqError, *, ends: bool = False) -> None:
+        """From now on refuse all requests of this connection with this error. ends: whether the connection ends with
+        the first refusal.
+        """
         self._gate = self._gate.refusing(error)
+        self._rules = None
+        self._ends = ends
+
+    def comes_from(self, host: str) -> str | None:
+        """Record the client's address that a proxy has told, before the first request. Return the reason if this client
+        may not connect.
+        """
+        if (why := self._on_source(self, host)) is None:
+            self.host = host
+            self.address = account_address(host)
+        return why
 
     def dataReceived(self, data: bytes) -> None:  # noqa: N802
         self.last_active = now = self.seconds()
@@ -422,7 +457,7 @@ class Session(Protocol):
         try:
             self._account.asker = self.address
             group: PutGroup | None = None
-            admit: Callable[[Any, Session], Verb] = self._gate.admit
+            admit: Callable[[Any, Session], Verb] = self._gate.admit if self._rules is None else self._admit
             turn_end = self.seconds() + tuning.TURN_SECONDS
             served_run = False
             requests = iter(requests)
@@ -474,6 +509,9 @@ class Session(Protocol):
                         return
                     served_run = True
                 self._serve_one(verb, request)
+                if self._ends:
+                    self.close()
+                    return
                 if self._closed:  # the connection was handed over (`become`) or aborted
                     return
                 if self._work is not None:  # later requests wait for its end
@@ -578,6 +616,24 @@ class Session(Protocol):
     def _put_aside(self, verb: Verb, request: WireRequest, work: Work) -> None:
         self._work = verb, request, work
         self._pending += 1
+
+    def _admit(self, request: WireRequest, peer: Session) -> Verb:
+        """Let the gate check a request, if the rules of the listener permit it."""
+        rules = self._rules
+        assert rules is not None
+        is_frame = isinstance(request, Frame)
+        if isinstance(request, Frame) and request.code == RequestCode.AUTHENTICATE and "password" not in rules.login:
+            why = f"the listener {rules.name} of this broker takes no logins with a password: {_counts(rules)}"
+            self._access.login_refused(self.host, why)
+            return self._gate.refusal(request, AccessRefused(why))
+        if ("frames" if is_frame else "text") not in rules.protocols and type(request) is not Version:
+            served = "only the text protocol of 1.x" if is_frame else "only the framed protocol"
+            self._ends = True
+            return self._gate.refusal(
+                request,
+                AccessRefused(f"the listener {rules.name} of this broker serves {served}: connect to another listener"),
+            )
+        return self._gate.admit(request, peer)
 
     def _serve_one(self, verb: Verb | None, request: WireRequest | Parkable) -> None:
         if verb is None or isinstance(request, Parkable):

@@ -15,14 +15,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, cast
 
 from twisted.internet import tcp
+from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.main import CONNECTION_DONE, CONNECTION_LOST
 
 from metaq.coordination.runtime.certificates import CertificateFiles
 from metaq.protocol.access import ANYBODY, Principal
-from metaq.protocol.errors import ConfigError, MetaqError, TlsRequired
+from metaq.protocol.errors import ConfigError, MetaqError, RemoteProtocolError, TlsRequired
+from metaq.protocol.proxy_header import ProxyHeaderReader, ProxySource
 from metaq.protocol.tls import FIRST_BYTE
 
+from ..configuration.listeners_ini import MAIN, ListenerRules
 from ..configuration.security_ini import Plain, Security
 from ..runtime.account import numeric_address
 from ..runtime.few_lines import FewLines
@@ -32,9 +35,12 @@ from .transport import FastConnection
 if TYPE_CHECKING:
     from .session import Session
 
-__all__ = ["CertificateState", "Certificates"]
+__all__ = ["PROXY_HEADER_SECONDS", "CertificateState", "Certificates"]
 
 _log = logging.getLogger(__name__)
+
+PROXY_HEADER_SECONDS = 10.0
+"""If the PROXY protocol header of a proxy is not complete after this many seconds, the broker closes the connection."""
 
 
 class CertificateState(NamedTuple):
@@ -69,6 +75,18 @@ class Certificates:
         """
 
     @property
+    def listeners(self) -> tuple[ListenerRules, ...]:
+        """The listeners in security.ini."""
+        return self._security.listeners
+
+    @property
+    def main_rules(self) -> ListenerRules | None:
+        """The rules of the main port. None if security.ini has no section [listener NAME]: then only [tls] counts."""
+        if not self.listeners:
+            return None
+        return next((each for each in self.listeners if each.name == MAIN), ListenerRules(MAIN, tls=None))
+
+    @property
     def plain(self) -> Plain:
         """Which clients may connect without TLS: only clients on this machine, all clients, or no client."""
         return self._security.plain
@@ -90,28 +108,34 @@ class Certificates:
             found.setdefault(user, []).append(str(network))
         return found
 
-    def connection_class(self, plain_class: type[tcp.Server], reactor: Any) -> type[tcp.Server]:
+    def connection_class(
+        self,
+        plain_class: type[tcp.Server],
+        reactor: Any,
+        rules: ListenerRules = ListenerRules(MAIN, tls=None),  # noqa: B008
+    ) -> type[tcp.Server]:
         """Return the transport class for a port with TLS. plain_class: the transport class for a port without TLS.
-        Raises ConfigError if FastConnection does not support this version of Twisted.
+        rules: the rules of the port. Raises ConfigError if FastConnection does not support this version of Twisted.
         """
         security = self._security
-        _log.info(
-            "the port speaks TLS, with the certificate %s; client certificates: %s; connections without TLS: %s",
-            *(security.files.certificate, security.client_certificates, security.plain),
-        )
+        if rules.name == MAIN:
+            _log.info(
+                "the port speaks TLS, with the certificate %s; client certificates: %s; connections without TLS: %s",
+                *(security.files.certificate, security.client_certificates, security.plain),
+            )
         if not issubclass(plain_class, FastConnection):
             remedy = "TLS needs a version of Twisted that the fast transport was tested with: see the line above"
             raise ConfigError("--security", self._security.files.option, remedy)
-        return self._secured(SecureConnection, reactor)
+        return self._secured(SecureConnection, reactor, rules)
 
     def http_connection_class(self, reactor: Any) -> type[tcp.Server]:
         """Return the transport class for an HTTP port with TLS."""
-        return self._secured(SecureHttpConnection, reactor)
+        return self._secured(SecureHttpConnection, reactor, ListenerRules(MAIN, tls=None))
 
-    def _secured(self, kind: type[_Secured], reactor: Any) -> type[tcp.Server]:
+    def _secured(self, kind: type[_Secured], reactor: Any, rules: ListenerRules) -> type[tcp.Server]:
         if self._refused is None:
             self._refused = FewLines(_log, "TLS connections refused", reactor)
-        return type(kind.__name__, (kind,), {"certificates": self, "refused": self._refused})
+        return type(kind.__name__, (kind,), {"certificates": self, "refused": self._refused, "rules": rules})
 
     def look(self) -> None:
         """If the certificate files have changed since they were last read, read them again, and use the new certificate
@@ -188,6 +212,7 @@ class _Secured(TlsConnection):
     """
 
     certificates: ClassVar[Certificates]
+    rules: ClassVar[ListenerRules]
     _is_known = False  # whether it is known if this is TLS
 
     def doRead(self) -> ConnectionLost | ConnectionDone | None:  # type: ignore[override]  # noqa: N802
@@ -200,16 +225,24 @@ class _Secured(TlsConnection):
                 return CONNECTION_LOST
             if not first:
                 return CONNECTION_DONE
-            self._know(first[0] == FIRST_BYTE)
+            if not self._know(first[0] == FIRST_BYTE):
+                return CONNECTION_LOST
         return super().doRead()
 
-    def _know(self, is_tls: bool) -> None:
+    def _know(self, is_tls: bool) -> bool:
+        """Decide what the first byte means. Return False if the connection must be closed."""
         self._is_known = True
-        host = self._client_host
+        host, rule = self._client_host, self.rules.tls
+        if is_tls and rule == "none":
+            self._say(f"the listener {self.rules.name} does not speak TLS")
+            return False
         if is_tls:
             self._begin(self.certificates.context)
-        elif not may_be_plain(self.certificates.plain, host):
+        elif rule == "required":
+            self._refuse(TlsRequired(self.rules.name))
+        elif rule is None and not may_be_plain(self.certificates.plain, host):
             self._refuse(TlsRequired())
+        return True
 
     def _refuse(self, error: MetaqError) -> None:
         """Called if the connection does not use TLS although it must: from now on answer each request on it with
@@ -219,14 +252,22 @@ class _Secured(TlsConnection):
 
     @property
     def certified_hosts(self) -> frozenset[str]:  # type: ignore[override]
-        """The hosts that the client's verified certificate names."""
-        return frozenset() if self._stream is None else self._stream.certified_hosts
+        """The hosts that the client's verified certificate names. Empty if certificates do not count on this
+        listener.
+        """
+        if self._stream is None or "certificate" not in self.rules.login:
+            return frozenset()
+        return self._stream.certified_hosts
 
     @property
     def principal(self) -> Principal:  # type: ignore[override]
-        """The broker or user that the client's verified certificate names, or the user whom its address names."""
-        certified = ANYBODY if self._stream is None else self._stream.principal
-        return self.certificates.user_at(self._client_host) if certified == ANYBODY else certified
+        """The broker or user that the client's verified certificate names, or the user whom its address names, as far
+        as the listener lets them count.
+        """
+        login = self.rules.login
+        if self._stream is not None and "certificate" in login and self._stream.principal != ANYBODY:
+            return self._stream.principal
+        return self.certificates.user_at(self._client_host) if "address" in login else ANYBODY
 
     @property
     def is_encrypted(self) -> bool:  # type: ignore[override]
@@ -235,7 +276,57 @@ class _Secured(TlsConnection):
 
 
 class SecureConnection(_Secured, FastConnection):
-    """A connection to the broker's own port."""
+    """A connection to the broker's own port or to a listener."""
+
+    _header: ProxyHeaderReader | None = None  # as long as a proxy has not told the client's address
+    _source: ProxySource | None = None
+
+    def __init__(self, sock: socket.socket, *others: Any) -> None:
+        """Accepts the arguments that Twisted passes to a connection."""
+        super().__init__(sock, *others)
+        if self.rules.proxy and self.rules.is_proxy(numeric_address(self._client_host)):
+            self._header = ProxyHeaderReader()
+            self._too_slow = self.reactor.callLater(PROXY_HEADER_SECONDS, self._end_without_header)
+
+    def getPeer(self) -> Any:  # noqa: N802
+        """Return the client's address; behind a proxy the one that the proxy has told."""
+        if self._source is None:
+            return super().getPeer()  # type: ignore[no-untyped-call]
+        return (IPv6Address if ":" in self._source.host else IPv4Address)("TCP", *self._source)
+
+    def doRead(self) -> ConnectionLost | ConnectionDone | None:  # type: ignore[override]  # noqa: N802
+        if self._header is None:
+            return super().doRead()
+        return self._read_header(self._header)
+
+    def _read_header(self, header: ProxyHeaderReader) -> ConnectionLost | ConnectionDone | None:
+        try:
+            data = self.socket.recv(header.missing)
+            if not data:
+                return CONNECTION_DONE
+            header.receive(data)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return CONNECTION_LOST
+        except RemoteProtocolError as error:
+            self._say(str(error))
+            return CONNECTION_LOST
+        if header.missing:
+            return None
+        self._header = None
+        self._stop_timer()
+        if header.source is not None:
+            if (why := cast("Session", self.protocol).comes_from(header.source.host)) is not None:
+                self._say(why)
+                return CONNECTION_LOST
+            self._source = header.source
+        return None
+
+    def _end_without_header(self) -> None:
+        self._too_slow = None
+        self._say(f"its proxy has sent no PROXY protocol header within {PROXY_HEADER_SECONDS:g} seconds")
+        self.abortConnection()  # type: ignore[no-untyped-call]
 
     def _refuse(self, error: MetaqError) -> None:
         cast("Session", self.protocol).refuse(error)

@@ -54,7 +54,8 @@ class TlsConnection(PlainConnection):
         self.abortConnection()  # type: ignore[no-untyped-call]
 
     def _say(self, reason: str) -> None:
-        self.refused.info(f"the TLS connection of {self._client_host} is refused: {reason}")
+        what = "TLS connection" if self._stream is not None else "connection"
+        self.refused.info(f"the {what} of {self._client_host} is refused: {reason}")
 
     def _decrypt(self, stream: TlsStream, data: bytes) -> ConnectionLost | ConnectionDone | None:
         """Continue the handshake, or decrypt received bytes and give them to `_give`. Return the reason if the

@@ -31,7 +31,7 @@ from twisted.internet import tcp
 from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.main import CONNECTION_DONE, CONNECTION_LOST
 
-from metaq.protocol.access import ANYBODY
+from metaq.protocol.access import ANYBODY, Principal
 from metaq.protocol.record import Buffer
 
 from .. import tuning
@@ -71,17 +71,21 @@ class PlainConnection(tcp.Server):
 
     def __init__(self, sock: socket.socket, *others: Any) -> None:
         """Accepts the arguments that Twisted passes to a connection."""
+        self._set_options(sock)
+        super().__init__(sock, *others)
+
+    def _set_options(self, sock: socket.socket) -> None:
+        """Set the options of a TCP socket."""
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, tuning.KEEPALIVE_SECONDS)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, tuning.KEEPALIVE_SECONDS // 3)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-        super().__init__(sock, *others)
 
     certified_hosts: frozenset[str] = frozenset()
     """The hosts that the client's verified certificate names; without TLS there are none."""
 
-    principal = ANYBODY
+    principal: Principal = ANYBODY
     """The broker or user that the client's verified certificate names."""
 
     is_encrypted = False

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar, cast
@@ -20,6 +20,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.python.failure import Failure
 
 from metaq.coordination.brokers.registration import BrokerAddress, BrokerRegistration, TopicRegistration
+from metaq.coordination.records.payloads import ListenerAddress
 from metaq.coordination.runtime.backoff import Backoff
 from metaq.coordination.runtime.certificates import CertificateFiles
 from metaq.coordination.session.zk_session import ZkSession
@@ -74,13 +75,15 @@ class Registration:
         *,
         elected_on: ZkSession | None = None,
         tls: CertificateFiles | None = None,
+        listeners: Sequence[ListenerAddress] = (),
     ) -> None:
         """slave_id: the id of an asynchronous slave, or None for a master. elected_on: for the leader of a broker set,
         the ZooKeeper session on which the leader was elected. This object uses this session, but another object starts
         and closes it. tls: the files for TLS with ZooKeeper, for a session that this object creates; None means without
-        TLS. See BrokerRegistration.
+        TLS. listeners: where clients find the broker's listeners. See BrokerRegistration.
         """
         self._config = config
+        self._listeners = listeners
         self._reactor = reactor
         self._slave_id = slave_id
         self._checksum = config.checksum  # of the last loaded server.ini
@@ -137,6 +140,7 @@ class Registration:
             BrokerAddress(config.broker_id, self._slave_id, config.host, port),
             self._checksum,
             zone=config.zone,
+            listeners=self._listeners,
             elected=self._elected,
         )
         self._registration = registration

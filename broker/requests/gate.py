@@ -244,10 +244,16 @@ class Gate:
 
     def refusing(self, error: MetaqError) -> Gate:
         """Return a gate that refuses every request with this error."""
-        refusal = Verb(partial(_refuse, error), NOTHING, nodes=Nodes.ALL)
         gate = copy.copy(self)
-        gate.admit = lambda request, peer: refusal  # type: ignore[method-assign]
+        gate.admit = lambda request, peer: self.refusal(request, error)  # type: ignore[method-assign]
         return gate
+
+    def refusal(self, request: WireRequest | PageRequest, error: MetaqError) -> Verb:
+        """Return a verb that answers this request with the error. Each put of a PutRun gets an answer of its own."""
+        if type(request) is PutRun:
+            refused: dict[str | None, Exception] = dict.fromkeys(request.topics, error)
+            return self.texts[PutRun]._replace(serve=partial(self._serve_run, refused))
+        return Verb(partial(_refuse, error), NOTHING, nodes=Nodes.ALL)
 
     def admit(self, request: WireRequest | PageRequest, peer: Caller) -> Verb:
         """Check a request, and return the verb that serves it. If the request is forbidden, return a verb whose `serve`

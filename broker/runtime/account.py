@@ -27,6 +27,7 @@ from .heap import give_back
 from .reactor import ReactorTime
 
 __all__ = [
+    "LOCAL_HOST",
     "LOST_BYTES",
     "NOBODY",
     "REFUSED_ANSWER_BYTES",
@@ -45,6 +46,11 @@ __all__ = [
 NOBODY = ""
 """The address under which everything is counted that no client uses, for example what is in use already when a broker
 starts.
+"""
+
+LOCAL_HOST = "unix"
+"""The address of all clients that connect to a Unix socket of the broker. No client of a port has this address, because
+those are numeric.
 """
 
 RESERVE_PART = 16

@@ -159,7 +159,7 @@ class Consumer(Poller):
         # The threads of these parts hold no reference to the consumer itself: otherwise they would keep an abandoned
         # consumer alive.
         nearby = self._nearby = Nearby(self._session, config.zone, lambda broker_id: fetcher.nearest_changed(broker_id))
-        if config.read_from == "nearest":
+        if config.read_from == "nearest" and config.connection.listener is None:  # followers publish no listeners
             core.nearest = nearby.nodes
         fetcher = Fetcher(
             core,

@@ -23,6 +23,7 @@ from metaq.protocol.limits import (
 from metaq.protocol.own_topics import REPLY_TOPIC
 
 from ..runtime.durations import as_setting, is_number
+from .profile import users_section
 from .tls_config import TlsConfig, profile_tls, profile_zookeeper_tls
 from .user_config import UserConfig, profile_user
 
@@ -101,6 +102,16 @@ in its local store.)
 
 
 _Config = TypeVar("_Config")
+
+_LISTENER = re.compile(r"[a-z0-9-]{1,32}")
+
+
+def _profile_listener() -> str | None:
+    """Return the name of the listener in the user's profile file; None if there is none. Raises ConfigError if the file
+    cannot be used.
+    """
+    section = users_section("client")
+    return None if section is None else section.values.get("listener")
 
 
 def check_texts(option: str, given: Iterable[str]) -> tuple[str, ...]:
@@ -243,9 +254,17 @@ class ConnectionConfig:
     needs `tls`. The default comes from the section `[user]` of the user's [profile](security.md#profiles); without a
     profile the default is None.
     """
+    listener: str | None = field(default_factory=_profile_listener)
+    """The name of the [listener](security.md#listeners) by which the client connects to each broker that it finds in
+    ZooKeeper; None: each broker's main port. The default comes from the section `[client]` of the user's
+    [profile](security.md#profiles); without a profile the default is None.
+    """
 
     def __post_init__(self) -> None:
         check_settings(self)
+        if self.listener is not None and not (isinstance(self.listener, str) and _LISTENER.fullmatch(self.listener)):
+            remedy = "name a listener of the brokers with 1 to 32 of the characters a-z 0-9 -, or None"
+            raise ConfigError("listener", repr(self.listener), remedy)
         for name in ("tls", "zookeeper_tls"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, TlsConfig):

@@ -17,6 +17,7 @@ _KEYS = {
     "tls": ("ca", "certificate", "key"),
     "zookeeper": ("ca", "certificate", "key"),
     "user": ("name", "password", "passwordFile"),
+    "client": ("listener",),
 }
 """The keys of each section. In a profile, capital and small letters of a key are the same."""
 

@@ -102,7 +102,7 @@ class PoolCore(Generic[L]):
         self._config = config
         self._new_link = new_link
         self._random = random
-        self._redirects = Redirects()
+        self._redirects = Redirects(follows=config.listener is None)
         self._masters: dict[int, Endpoint] = {}  # each broker's last address in ZooKeeper
 
     def found(self, endpoint: Endpoint, now: float) -> L | None:

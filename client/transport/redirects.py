@@ -62,7 +62,11 @@ class Redirects:
     the current time in monotonic seconds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, follows: bool = True) -> None:
+        """follows: whether the client uses the brokers' main ports, whose addresses the answers contain. A client with
+        a listener ignores these addresses, and waits until ZooKeeper shows the new leader's listener.
+        """
+        self._follows = follows
         self._targets: dict[Endpoint, _Redirect] = {}
         self._troubles: dict[int, _Trouble] = {}
         # Former leaders, each with the time until which answers that name it are ignored.
@@ -93,6 +97,8 @@ class Redirects:
         asked, target = _endpoint(error.node), _endpoint(error.url)
         if asked is None or target is None or asked == target or self._deposed.get(target, now) > now:
             return pause
+        if not self._follows:
+            return pause
         known = self._targets.get(asked)
         self._targets[asked] = _Redirect(target, now + TRUSTED_SECONDS)
         self._targets.pop(target, None)  # the target's earlier answer is older
@@ -105,7 +111,7 @@ class Redirects:
         """Return the address of the leader that the node has named in its answer, or None if the node has named
         none.
         """
-        return _endpoint(error.url)
+        return _endpoint(error.url) if self._follows else None
 
     def moved(self, former: Collection[Endpoint], leader: Endpoint, now: float) -> None:
         """Record that ZooKeeper shows another leader than before. Forget the earlier answers that name a former leader,

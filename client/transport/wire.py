@@ -37,7 +37,7 @@ from ..settings.user_config import UserConfig
 if TYPE_CHECKING:
     from .tls_socket import TlsSocket
 
-__all__ = ["TICK", "Endpoint", "Wire", "connect", "load_modules"]
+__all__ = ["TICK", "UNIX", "Endpoint", "Wire", "connect", "load_modules"]
 
 log = get_log(__name__)
 
@@ -55,13 +55,24 @@ _MAX_IOV = 1000
 _FIRST_RECEIVE_BYTES = 16 * 1024
 
 
+UNIX = "unix:"
+"""The beginning of the address of a Unix socket; the path of the socket follows."""
+
+
 class Endpoint(NamedTuple):
-    """A broker's address."""
+    """A broker's address. For a Unix socket the host is `unix:` with the path, and the port is 0."""
 
     host: str
     port: int
 
+    @property
+    def is_local(self) -> bool:
+        """Whether this is the address of a Unix socket."""
+        return self.host.startswith(UNIX)
+
     def __str__(self) -> str:
+        if not self.port:
+            return self.host
         return f"meta://[{self.host}]:{self.port}" if ":" in self.host else f"meta://{self.host}:{self.port}"
 
 
@@ -302,6 +313,23 @@ def _no_connection(endpoint: Endpoint, seconds: float, error: OSError) -> str:
     return f"no connection to {endpoint}: {error}"
 
 
+def _connect(endpoint: Endpoint, seconds: float) -> socket.socket:
+    sock = socket.create_connection(endpoint, timeout=seconds)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+def _connect_local(endpoint: Endpoint, seconds: float) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.settimeout(seconds)
+        sock.connect(endpoint.host.removeprefix(UNIX))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
 def load_modules(config: ConnectionConfig) -> None:
     """Import the modules that only connections with TLS or with a login need, because they import ssl or scramp. A
     client calls this when it is created, so that connecting imports no module later.
@@ -326,15 +354,18 @@ def connect(
     the one that knows the user. Raises ConfigError if the files of `tls` or the user's password cannot be used.
     """
     deadline = clock() + seconds
+    if endpoint.is_local:  # the kernel tells the broker who the user is
+        tls = user = None
+    elif not endpoint.port:
+        raise BrokerUnavailable(endpoint.host)  # the reason why there is no address (at_listener)
     context = None if tls is None else tls.context()
     try:
-        sock = socket.create_connection(endpoint, timeout=seconds)
+        sock = _connect_local(endpoint, seconds) if endpoint.is_local else _connect(endpoint, seconds)
     except OSError as error:
         if is_interrupt(error):
             raise
         raise BrokerUnavailable(_no_connection(endpoint, seconds, error)) from error
     try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         opening, version = Opening(), None
         asked: socket.socket | TlsSocket = sock
         if context is not None:

@@ -18,7 +18,15 @@ def zk_session(
     config: ConnectionConfig | None = None,
 ) -> ZkSession:
     """Create a session that is not started yet, and return it. config: its `zookeeper_tls` says whether and how to use
-    TLS. Without `config`, the user's profile says this. The other arguments are those of ZkSession. Raises ConfigError.
+    TLS, and its `listener` at which addresses the session's views show brokers. Without `config`, the user's profile
+    says this. The other arguments are those of ZkSession. Raises ConfigError.
     """
-    tls = (ConnectionConfig() if config is None else config).zookeeper_tls
-    return ZkSession(connect, root, session_timeout, tls=None if tls is None else tls.files("zookeeper_tls"))
+    config = ConnectionConfig() if config is None else config
+    tls = config.zookeeper_tls
+    return ZkSession(
+        connect,
+        root,
+        session_timeout,
+        tls=None if tls is None else tls.files("zookeeper_tls"),
+        listener=config.listener,
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from metaq.protocol.errors import CoordinationError
@@ -11,11 +11,13 @@ from metaq.protocol.errors import CoordinationError
 from ..records.java_order import java_sorted
 from ..records.paths import child_of, partition_name
 from ..records.payloads import (
+    ListenerAddress,
     parse_broker_id,
     parse_broker_url,
     parse_checksum,
     parse_consumer_id,
     parse_consumer_zone,
+    parse_listeners,
     parse_partition_count,
     parse_replica_name,
     parse_slave_name,
@@ -122,11 +124,20 @@ class ClusterView:
             if is_process(name)
         ]
         nodes = self._nodes.get_many([path for _, _, path in wanted])
-        return brokers_by_id(
+        addresses = [
             address
             for (broker_id, name, path), node in zip(wanted, nodes, strict=True)
             if node and (address := process_address(broker_id, name, path, node))
-        )
+        ]
+        if (listener := self._session.listener) is None:
+            return brokers_by_id(addresses)
+        masters = [each.broker_id for each in addresses if each.slave_id is None]
+        paths = [self._paths.broker_listeners(each) for each in masters]
+        found = {
+            broker_id: None if node is None else read_entry(parse_listeners, path, node.data)
+            for broker_id, path, node in zip(masters, paths, self._nodes.get_many(paths), strict=True)
+        }
+        return brokers_by_id(at_listener(each, listener, found.get(each.broker_id)) for each in addresses)
 
     def broker_zones(self) -> dict[int, str]:
         """Return the zone of each live broker by broker id. Brokers without a zone are left out."""
@@ -299,7 +310,8 @@ class ClusterView:
     def watch_brokers(self, callback: Callable[[], None]) -> None:
         """Call `callback()` on the event thread now (once for each broker id that ever existed), and later whenever a
         master or slave registers, ends, or is replaced by another process. This method sets one ZooKeeper watch for
-        each broker id that ever existed.
+        each broker id that ever existed. If the session has a listener, the callback is also called when a broker
+        publishes its listeners.
         """
 
         def ids_changed(_path: str, names: list[str]) -> None:
@@ -308,6 +320,8 @@ class ClusterView:
                     self._watchers.watch(self._paths.broker(int(name)), lambda _path, _children: callback())
 
         self._watchers.watch(self._paths.broker_ids(), ids_changed)
+        if self._session.listener is not None:
+            self._watchers.watch(self._paths.broker_listeners_parent(), lambda _path, _children: callback())
 
     def watch_topic(self, topic: str, callback: Callable[[str], None]) -> None:
         """Call `callback(topic)` on the event thread now, and later whenever a broker begins or stops to offer `topic`
@@ -332,6 +346,24 @@ def process_address(broker_id: int, name: str, path: str, node: Znode) -> Broker
     """
     url = read_entry(parse_broker_url, path, node.data)
     return BrokerAddress(broker_id, parse_slave_name(name), *url) if url else None
+
+
+def at_listener(
+    address: BrokerAddress, listener: str, listeners: Mapping[str, ListenerAddress] | None
+) -> BrokerAddress:
+    """Return the address of a process's listener with this name. listeners: what the broker has published; None if it
+    has published nothing.
+
+    If there is no such listener, or for a slave, return an address that no client can connect to, with port 0 and the
+    reason in place of the host. So the broker stays visible, the other brokers can be used, and an attempt to connect
+    gives the reason.
+    """
+    found = None if listeners is None or address.slave_id is not None else listeners.get(listener)
+    if found is not None:
+        return replace(address, host=found.host, port=found.port)
+    has = "publishes no listeners" if address.slave_id is not None or not listeners else f"has {', '.join(listeners)}"
+    why = f"no listener {listener} of broker {address.replica}, which {has}: see [client] of the profile"
+    return replace(address, host=why, port=0)
 
 
 def consumer_topics(path: str, node: Znode) -> list[str]:

@@ -15,8 +15,10 @@ from metaq.protocol.errors import ConfigError, CoordinationError
 
 from ..records.paths import child_of, replica_name
 from ..records.payloads import (
+    ListenerAddress,
     format_broker_url,
     format_checksum,
+    format_listeners,
     format_partition_count,
     format_plain_count,
     format_zone,
@@ -97,8 +99,9 @@ class BrokerRegistration:
 
     The broker's own znode is created first and the znodes of its topics afterwards, so no client ever sees a topic
     without its broker. The methods block on ZooKeeper: any worker thread may call them, but never a reactor thread.
-    config_checksum: CRC-32 of the bytes of server.ini. zone: the broker's zone, "" for none. A slave registers neither
-    the checksum nor the zone.
+    config_checksum: CRC-32 of the bytes of server.ini. zone: the broker's zone, "" for none. listeners: where clients
+    find the broker's listeners, empty for a broker without any. A slave registers neither the checksum, nor the zone,
+    nor the listeners.
 
     elected: true if the broker was elected as the leader of a broker set. If so, only the elections of the set create
     and delete the broker's own znode (BrokerSet.take_over, release); this class never creates, replaces or deletes it.
@@ -115,6 +118,7 @@ class BrokerRegistration:
         config_checksum: int = 0,
         *,
         zone: str = "",
+        listeners: Sequence[ListenerAddress] = (),
         elected: bool = False,
         backoff: Backoff | None = None,
     ) -> None:
@@ -126,6 +130,7 @@ class BrokerRegistration:
         self._url = format_broker_url(address.host, address.port)
         self._checksum = config_checksum
         self._zone = zone
+        self._listeners = format_listeners(listeners) if listeners else b""
         self._topics: dict[str, TopicRegistration] = {}
         self._registered = False
         self._session_id = 0  # the session that holds the znodes
@@ -316,6 +321,7 @@ class BrokerRegistration:
         if self.address.slave_id is None:
             self._nodes.write(session_id, [set_data(self._paths.broker(self.address.broker_id), self._url)])
             self._replace(session_id, self._zone_node(session_id))
+            self._replace(session_id, self._listeners_node(session_id))
             if not self._elected:
                 self._replace(session_id, self._checksum_node())
         self._register_topics(session_id, list(self._topics.values()))
@@ -336,9 +342,20 @@ class BrokerRegistration:
         left one in ZooKeeper.
         """
         path = self._paths.broker_zone(self.address.broker_id)
-        if self._zone:
-            self._nodes.ensure([self._paths.broker_zones()])
-            return {path: format_zone(self._zone)}
+        return self._node_if(session_id, path, self._paths.broker_zones(), format_zone(self._zone))
+
+    def _listeners_node(self, session_id: int) -> dict[str, bytes]:
+        """Return the path and the payload of the znode for the broker's listeners, as _zone_node does for the zone."""
+        path = self._paths.broker_listeners(self.address.broker_id)
+        return self._node_if(session_id, path, self._paths.broker_listeners_parent(), self._listeners)
+
+    def _node_if(self, session_id: int, path: str, parent: str, data: bytes) -> dict[str, bytes]:
+        """Return a dict with one entry, the path and the payload of a znode, and make sure that its parent exists. If
+        there is no payload, return an empty dict, and delete the znode if another process has left one.
+        """
+        if data:
+            self._nodes.ensure([parent])
+            return {path: data}
         if self._nodes.get(path) is not None:
             self._nodes.write(session_id, [delete(path)], NoNodeError)
         return {}
@@ -443,14 +460,16 @@ class BrokerRegistration:
         """Return the payloads of all znodes of this process, by path. The broker's own znode comes first."""
         master = self.address.slave_id is None
         checksum = self._checksum_node() if master else {}
-        zone = {self._paths.broker_zone(self.address.broker_id): format_zone(self._zone)} if self._zone else {}
+        broker_id = self.address.broker_id
+        zone = {self._paths.broker_zone(broker_id): format_zone(self._zone)} if self._zone else {}
+        listeners = {self._paths.broker_listeners(broker_id): self._listeners} if self._listeners else {}
         offered = {
             path: data
             for topic in self._topics.values()
             for path, data in self._topic_nodes(topic).items()
             if data is not None
         }
-        return {self._own_path(): self._url, **checksum, **(zone if master else {}), **offered}
+        return {self._own_path(): self._url, **checksum, **({**zone, **listeners} if master else {}), **offered}
 
     def _register_topics(self, session_id: int, topics: Sequence[TopicRegistration]) -> None:
         """Register these topics in ZooKeeper. The number of round trips does not depend on the number of topics."""

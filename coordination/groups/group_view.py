@@ -16,6 +16,7 @@ from kazoo.protocol.states import ZnodeStat
 
 from ..brokers.cluster_view import (
     BrokerNodes,
+    at_listener,
     brokers_by_id,
     consumer_topics,
     is_process,
@@ -27,7 +28,15 @@ from ..brokers.cluster_view import (
 from ..brokers.registration import BrokerAddress
 from ..records.java_order import java_sorted
 from ..records.paths import child_of
-from ..records.payloads import ConsumerFilter, parse_consumer_filter, parse_consumer_zone, parse_group_zones, parse_zone
+from ..records.payloads import (
+    ConsumerFilter,
+    ListenerAddress,
+    parse_consumer_filter,
+    parse_consumer_zone,
+    parse_group_zones,
+    parse_listeners,
+    parse_zone,
+)
 from ..session.watches import ChildrenWatchers, DataWatcher
 from ..session.zk_session import ZkSession
 from ..session.znodes import Znode
@@ -148,8 +157,13 @@ class GroupView:
         self._unread: dict[str, list[str]] = {}  # children of changed topics and brokers, by path
         self._partitions: dict[str, tuple[str, ...]] = dict.fromkeys(topics, ())
         self._addresses: dict[int, list[BrokerAddress]] = {}
+        self._listener = session.listener
+        self._listeners_of_brokers = session.paths.broker_listeners_parent()
+        self._listeners: dict[int, dict[str, ListenerAddress]] = {}  # by broker id
         self._with_zones = with_zones
         self._zones, self._zones_of_brokers = session.paths.group_zones(group), session.paths.broker_zones()
+        if self._listener is not None:
+            self._awaited.add(self._listeners_of_brokers)
         if with_zones:
             self._awaited |= {self._zones, self._zones_of_brokers}
         self._agreement = DataWatcher(session, self._zones, self._agreement_changed)
@@ -166,6 +180,8 @@ class GroupView:
         for path in self._topics_at:
             self._watchers.watch(path, self._data_changed)
         self._watchers.watch(self._broker_ids, self._brokers_changed)
+        if self._listener is not None:
+            self._watchers.watch(self._listeners_of_brokers, self._data_changed)
         if self._with_zones and not self._follows_zones:
             self._follows_zones = True
             self._agreement.start()
@@ -241,7 +257,9 @@ class GroupView:
         """
         with self._reading:
             self._read_changes()
-            addresses = (address for each in self._addresses.values() for address in each)
+            addresses = [address for each in self._addresses.values() for address in each]
+            if (listener := self._listener) is not None:
+                addresses = [at_listener(each, listener, self._listeners.get(each.broker_id)) for each in addresses]
             return GroupSnapshot(
                 dict(self._consumers),
                 dict(self._partitions),
@@ -353,6 +371,12 @@ class GroupView:
                 if node is not None and name.isdecimal()
             }
             self._broker_zones = {broker_id: zone for broker_id, zone in zones.items() if zone}
+        elif path == self._listeners_of_brokers:
+            self._listeners = {
+                int(name): read_entry(parse_listeners, child, node.data) or {}
+                for name, (child, node) in entries.items()
+                if node is not None and name.isdecimal()
+            }
         else:
             broker_id = self._brokers_at[path]
             addresses = (

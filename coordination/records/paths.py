@@ -65,6 +65,12 @@ class Paths:
     def broker_zone(self, broker_id: int) -> str:
         return _join(self.broker_zones(), str(broker_id))
 
+    def broker_listeners_parent(self) -> str:
+        return _join(self.root, "brokers", "listeners")
+
+    def broker_listeners(self, broker_id: int) -> str:
+        return _join(self.broker_listeners_parent(), str(broker_id))
+
     # --- broker sets ------------------------------------------------------------------------------------------------
 
     def broker_sets(self) -> str:

@@ -25,6 +25,7 @@ __all__ = [
     "Begun",
     "ConsumerFilter",
     "DecidedBatch",
+    "ListenerAddress",
     "Offset",
     "damaged",
     "format_begun",
@@ -35,6 +36,7 @@ __all__ = [
     "format_consumer_zone",
     "format_decided_batch",
     "format_group_zones",
+    "format_listeners",
     "format_offset",
     "format_partition_count",
     "format_plain_count",
@@ -50,6 +52,7 @@ __all__ = [
     "parse_consumer_zone",
     "parse_decided_batch",
     "parse_group_zones",
+    "parse_listeners",
     "parse_offset",
     "parse_partition_count",
     "parse_replica_name",
@@ -186,6 +189,47 @@ def parse_slave_name(name: str) -> int | None:
     """
     found = _SLAVE.match(name)
     return int(found[1]) if found else None
+
+
+class ListenerAddress(NamedTuple):
+    """Where clients find one listener of a broker, or its main port. tls: `required`, `optional` or `none`. protocols:
+    `text`, `frames`.
+    """
+
+    name: str
+    host: str
+    port: int
+    tls: str
+    protocols: tuple[str, ...]
+
+
+def format_listeners(listeners: Iterable[ListenerAddress]) -> bytes:
+    """Return the payload of the znode that contains a broker's listeners."""
+    return json.dumps({"listeners": [each._asdict() for each in listeners]}, separators=(",", ":")).encode()
+
+
+def parse_listeners(path: str, data: bytes | None) -> dict[str, ListenerAddress]:
+    """Return the listeners of a broker by name. Unknown fields are ignored, so that later versions can add some."""
+    if (text := payload_text(path, data)) is None:
+        return {}
+    try:
+        listed: list[dict[str, object]] = json.loads(text)["listeners"]
+        found = [_listener(each) for each in listed]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        found = [None]
+    if None in found:
+        raise damaged(path, data, '{"listeners":[{"name":…,"host":…,"port":…,"tls":…,"protocols":[…]}]}')
+    return {each.name: each for each in found if each is not None}
+
+
+def _listener(fields: dict[str, object]) -> ListenerAddress | None:
+    """Return the listener that a JSON object describes, or None if it describes none. Raises KeyError, TypeError."""
+    name, host, port, tls, protocols = (fields[key] for key in ListenerAddress._fields)
+    if not (type(name) is type(host) is type(tls) is str and type(port) is int and type(protocols) is list):
+        return None
+    if not (name and host and 0 < port < 65536 and all(type(each) is str for each in protocols)):
+        return None
+    return ListenerAddress(name, host, port, tls, tuple(map(str, protocols)))
 
 
 def format_zone(zone: str) -> bytes:

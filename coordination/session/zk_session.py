@@ -116,8 +116,9 @@ class ZkSession:
     connect: the connect string, `host:port[,host:port…][/chroot]`. root: the root path of metaq's znodes, below the
     chroot (called zk.zkRoot in metaq 1.x). session_timeout: the requested session timeout in seconds. With ZooKeeper's
     default limits, a server grants a timeout of at least 2 and at most 20 of its ticks. tls: the certificate files for
-    connections with TLS; None means connections without TLS. clock: the clock that measures suspended_seconds. Raises
-    ConfigError for an invalid connect string, and for certificate files that cannot be used.
+    connections with TLS; None means connections without TLS. listener: the name of the listener at whose address the
+    views of this session show each broker; None means the main port. clock: the clock that measures suspended_seconds.
+    Raises ConfigError for an invalid connect string, and for certificate files that cannot be used.
     """
 
     def __init__(
@@ -127,12 +128,14 @@ class ZkSession:
         session_timeout: float = DEFAULT_SESSION_TIMEOUT,
         *,
         tls: CertificateFiles | None = None,
+        listener: str | None = None,
         clock: Callable[[], float] = session_clock,
     ) -> None:
         hosts, chroot = split_connect_string(connect)
         self.connect = connect
         self._asked_timeout = session_timeout
         self.paths = Paths(root)
+        self.listener = listener
         try:
             self.zk = Client(
                 hosts + chroot,

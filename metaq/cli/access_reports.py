@@ -160,7 +160,15 @@ def ask_all(session: ZkSession, config: ConnectionConfig | None = None) -> Broke
     with ThreadPoolExecutor(_MAX_ASKED) as pool:
         processes = _processes(session)
         answers = list(pool.map(partial(_ask, config), processes.values()))
-    named = dict(zip(processes, answers, strict=True))
+    return _sorted_out(dict(zip(processes, answers, strict=True)))
+
+
+def ask_one(endpoint: Endpoint) -> BrokerAnswers:
+    """Ask only the broker at this address. ZooKeeper is not asked."""
+    return _sorted_out({str(endpoint): _ask(ConnectionConfig(), endpoint)})
+
+
+def _sorted_out(named: Mapping[str, AccessReport | MetaqError | ValueError | None]) -> BrokerAnswers:
     return BrokerAnswers(
         {name: each for name, each in named.items() if isinstance(each, AccessReport)},
         {name: str(each) for name, each in named.items() if isinstance(each, ValueError | MetaqError)},
@@ -172,12 +180,15 @@ def ask_all(session: ZkSession, config: ConnectionConfig | None = None) -> Broke
 def _processes(session: ZkSession) -> dict[str, Endpoint]:
     """Return the address of each process by a name for operators."""
     found: dict[str, Endpoint] = {}
-    for broker_id, view in read_sets(session).items():
+    sets = read_sets(session)
+    for broker_id, view in sets.items():
         for name, node in view.nodes.items():
             found[f"broker {broker_id} node {name}"] = Endpoint(*node.address)
     known = set(found.values())
     for broker_id, nodes in ClusterView(session).brokers().items():
-        for address in (nodes.master, *nodes.slaves):
+        # the leader of a set is among the nodes; a client with a listener sees another address of it here
+        in_set = broker_id in sets and bool(sets[broker_id].nodes)
+        for address in (None if in_set else nodes.master, *nodes.slaves):
             if address is not None and (endpoint := Endpoint(address.host, address.port)) not in known:
                 slave = "" if address.slave_id is None else f" slave {address.slave_id}"
                 found[f"broker {broker_id}{slave}"] = endpoint

@@ -20,6 +20,7 @@ from metaq.client.records.results import TopicPartition
 from metaq.client.settings.config import ConnectionConfig
 from metaq.client.settings.profile import PROFILE
 from metaq.client.transport.connection import Connection, Endpoint, open_connection
+from metaq.client.transport.wire import UNIX
 from metaq.client.transport.zookeeper import zk_session
 from metaq.coordination.brokers.cluster_view import BrokerAddress, BrokerNodes
 from metaq.coordination.session.zk_session import ZkSession
@@ -36,6 +37,7 @@ __all__ = [
     "naming_topics",
     "open_cluster",
     "open_session",
+    "server_address",
     "target_options",
     "tell_absent",
     "tell_empty",
@@ -160,11 +162,14 @@ def check_complete(survey: Survey, partitions: Sequence[TopicPartition]) -> None
 # --- one broker -------------------------------------------------------------------------------------------------------
 
 
-def _endpoint(text: str) -> Endpoint:
+def server_address(text: str) -> Endpoint:
+    """Parse the value of --server: host and port, or `unix:` and the path of a Unix socket. Raises ValueError."""
+    if text.startswith(UNIX) and text != UNIX:
+        return Endpoint(text, 0)
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
-        raise ValueError(f"{text!r} is not an address: write host and port, like 127.0.0.1:8123")
+        raise ValueError(f"{text!r} is not an address: write host and port, like 127.0.0.1:8123, or unix: and a path")
     return Endpoint(host, int(port))
 
 
@@ -265,6 +270,8 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option("--slave", type=click.IntRange(0), help="Id of a slave of that broker; default: its master."),
         click.option(
-            "--server", type=Parsed("HOST:PORT", _endpoint), help="Address of a broker; ZooKeeper is not asked."
+            "--server",
+            type=Parsed("HOST:PORT", server_address),
+            help="Address of a broker, or unix:PATH of its Unix socket; ZooKeeper is not asked.",
         ),
     )

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .options import dry_run_option, json_option, zk_option
+from .options import Parsed, dry_run_option, json_option, zk_option
 from .output import echo
 
 if TYPE_CHECKING:
+    from metaq.client.transport.wire import Endpoint
     from metaq.protocol.access import AccessMode
 
 __all__ = ["security"]
@@ -182,10 +183,17 @@ def _set_mode(zk: str, as_json: bool, dry_run: bool, mode: AccessMode, *, force:
     say(as_json, {"mode": mode, "dry_run": dry_run}, told)
 
 
+def _server(text: str) -> Endpoint:
+    from .cluster_access import server_address  # kazoo: the commands that make certificates do not need it
+
+    return server_address(text)
+
+
 @security.command()
 @zk_option
+@click.option("--server", type=Parsed("HOST:PORT", _server), help="Ask only this broker, and not ZooKeeper.")
 @json_option
-def status(zk: str, as_json: bool) -> None:
+def status(zk: str, server: Endpoint | None, as_json: bool) -> None:
     """Show the mode, and for each broker which mode it obeys, how many users it knows, how many requests it has refused
     (or, in the mode observe, would have refused), and which admins have logged in over TLS. Exit code 1 if a broker
     does not answer, or if entries in ZooKeeper are damaged.
@@ -193,20 +201,31 @@ def status(zk: str, as_json: bool) -> None:
     \b
     Example
       metaq security status
+      metaq security status --server unix:/run/metaq/admin.sock
     """
     from metaq.coordination.security.security_admin import SecurityAdmin, is_lasting_admin
     from metaq.protocol.access import AccessMode
     from metaq.protocol.errors import BrokerUnavailable
 
-    from .access_reports import ask_all
+    from .access_reports import ask_all, ask_one
     from .cluster_access import open_session
     from .output import counted, show
 
-    with open_session(zk) as session:
-        state = SecurityAdmin(session).read()
-        answers = ask_all(session)
-    mode = state.mode or AccessMode.OPEN
-    admins = [user.name for user in state.users.values() if is_lasting_admin(user)]
+    value: dict[str, object] = {}
+    damaged: list[str] = []
+    if server is not None:
+        answers = ask_one(server)
+    else:
+        with open_session(zk) as session:
+            state = SecurityAdmin(session).read()
+            answers = ask_all(session)
+        mode = state.mode or AccessMode.OPEN
+        admins = [user.name for user in state.users.values() if is_lasting_admin(user)]
+        damaged += state.damaged.values()
+        value |= {"mode": mode, "users": len(state.users), "admins": admins}
+        if not as_json:
+            users, lasting = counted(len(state.users), "user"), ", ".join(admins) or "none"
+            echo(f"mode {mode}, {users}, admins who do not expire: {lasting}")
     rows = [
         {
             "broker": name,
@@ -218,16 +237,12 @@ def status(zk: str, as_json: bool) -> None:
         }
         for name, each in answers.reports.items()
     ]
-    value = {"mode": mode, "users": len(state.users), "admins": admins, "brokers": rows}
-    if not as_json:
-        echo(
-            f"mode {mode}, {counted(len(state.users), 'user')}, admins who do not expire: {', '.join(admins) or 'none'}"
-        )
+    value["brokers"] = rows
     columns = ("BROKER", "MODE", "USERS", "REFUSED", "FORGOTTEN", "ADMINS LOGGED IN")
     cells = [[", ".join(each) if isinstance(each, list) else each for each in row.values()] for row in rows]
     show(as_json, value, columns, cells)
     missing = [f"{name}: {why}" for name, why in answers.silent.items()]
     missing += [f"{name} knows no users: update it" for name in answers.before_users]
-    missing += state.damaged.values()
+    missing += damaged
     if missing:
         raise BrokerUnavailable("; ".join(missing))

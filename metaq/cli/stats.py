@@ -51,8 +51,8 @@ _Row = dict[str, object]
 @click.option("--raw", is_flag=True, help="Print the lines as the broker sends them.")
 @click.argument("item", default="")
 def stats(target: Target, as_json: bool, raw: bool, item: str) -> None:
-    """Show statistics of a broker. ITEM: topics, offsets, realtime, journal, disk, certificate, replication, delayed,
-    halves, shared, access, config, help, reset or a topic.
+    """Show statistics of a broker. ITEM: topics, offsets, realtime, journal, disk, certificate, listeners, replication,
+    delayed, halves, shared, access, config, help, reset or a topic.
 
     If ITEM is not given, the command shows the statistics of the broker process itself. The item reset sets the
     statistics of the item realtime to zero.

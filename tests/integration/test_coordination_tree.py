@@ -40,7 +40,7 @@ PATTERNS = {
 }
 
 OURS_ALONE = re.compile(
-    "/meta/(?:security|spark|brokers/(?:sets|moves|zones)|consumers/.+/(?:zones|filters|begun))(?:/|$)"
+    "/meta/(?:security|spark|brokers/(?:sets|moves|zones|listeners)|consumers/.+/(?:zones|filters|begun))(?:/|$)"
 )
 """Of paths that no Java program knows: not in a cluster that was recorded from it."""
 

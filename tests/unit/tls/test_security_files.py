@@ -144,8 +144,8 @@ def test_a_profile_in_the_users_directory_counts_without_the_variable(pki, tmp_p
     ("text", "said"),
     [
         (None, "the profile cannot be read: No such file"),
-        ("", "it is no profile: it has no section .tls., .zookeeper. or .user."),
-        ("[other]\n", "it has a section .other.: use .tls., .zookeeper. and .user."),
+        ("", "it is no profile: it has no section .tls., .zookeeper., .user. or .client."),
+        ("[other]\n", "it has a section .other.: use .tls., .zookeeper., .user. and .client."),
         ("ca=x\n", "it is no profile: line 1 stands before the first section"),
         ("[tls]\npassword=x\n", "password=…: is not a key of .tls.: use ca, certificate, key"),
         ("[tls]\ncertificate=x\n", "tls.key=: name a PEM file: a certificate and its key go together"),

@@ -101,7 +101,9 @@ def test_a_profile_says_which_connections_use_tls(tmp_path, monkeypatch, text, t
 
 def test_a_section_with_a_wrong_name_is_not_taken_for_no_tls(tmp_path):
     (tmp_path / "p.ini").write_text("[tls]\nca = a.pem\n[zookeper]\nca = a.pem\n")
-    with pytest.raises(ConfigError, match=r"it has a section \[zookeper\]: use \[tls\], \[zookeeper\] and \[user\]"):
+    with pytest.raises(
+        ConfigError, match=r"it has a section \[zookeper\]: use \[tls\], \[zookeeper\], \[user\] and \[client\]"
+    ):
         TlsConfig.from_profile(tmp_path / "p.ini")
 
 
