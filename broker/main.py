@@ -52,6 +52,7 @@ from .store.store import Store, TopicStoreConfig
 
 if TYPE_CHECKING:
     from metaq.coordination.runtime.certificates import CertificateFiles
+    from metaq.coordination.runtime.zookeeper_login import ZooKeeperLogin
     from metaq.coordination.session.zk_session import ZkSession
 
     from .configuration.security_ini import Security
@@ -203,7 +204,7 @@ class BrokerProcess:
             if self._plugins.samsa is not None and self._plugins.samsa.recover_offset:
                 from .replication.recover_offsets import recover_offsets  # imports kazoo: only if configured
 
-                recover_offsets(self._config, store, self._zookeeper_tls)
+                recover_offsets(self._config, store, self._zookeeper_tls, self._zookeeper_login)
             self.broker = Broker(
                 self._config,
                 store,
@@ -265,6 +266,10 @@ class BrokerProcess:
     @property
     def _zookeeper_tls(self) -> CertificateFiles | None:
         return None if self._certificates is None else self._certificates.zookeeper
+
+    @property
+    def _zookeeper_login(self) -> ZooKeeperLogin | None:
+        return None if self._certificates is None else self._certificates.zookeeper_login
 
     @property
     def _has_http(self) -> bool:
@@ -332,7 +337,13 @@ class BrokerProcess:
         elif self._roles.registers:
             from .partitions.registration import Registration  # kazoo: only where there is a ZooKeeper
 
-            registration = Registration(self._config, self._reactor, self._roles.slave_id, tls=self._zookeeper_tls)
+            registration = Registration(
+                self._config,
+                self._reactor,
+                self._roles.slave_id,
+                tls=self._zookeeper_tls,
+                login=self._zookeeper_login,
+            )
             self._registration, self.broker.registered = registration, lambda: registration.registered
             await registration.connect()
             self._watch_access(registration.session)
@@ -370,7 +381,9 @@ class BrokerProcess:
 
         zookeeper = self._config.zookeeper
         seconds = zookeeper.session_timeout_ms / 1000
-        session = ZkSession(zookeeper.connect, zookeeper.root, seconds, tls=self._zookeeper_tls)
+        session = ZkSession(
+            zookeeper.connect, zookeeper.root, seconds, tls=self._zookeeper_tls, login=self._zookeeper_login
+        )
         registration = Registration(self._config, self._reactor, elected_on=session)
         self._registration, self.broker.registered = registration, lambda: registration.registered
         moves = self._make_moves(session, registration)

@@ -15,7 +15,7 @@ PROFILE = "METAQ_PROFILE"
 
 _KEYS = {
     "tls": ("ca", "certificate", "key"),
-    "zookeeper": ("ca", "certificate", "key"),
+    "zookeeper": ("ca", "certificate", "key", "user", "passwordFile"),
     "user": ("name", "password", "passwordFile"),
 }
 """The keys of each section. In a profile, capital and small letters of a key are the same."""

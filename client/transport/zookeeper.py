@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from metaq.coordination.records.paths import DEFAULT_ROOT
+from metaq.coordination.runtime.zookeeper_login import ZooKeeperLogin
 from metaq.coordination.session.zk_session import DEFAULT_SESSION_TIMEOUT, ZkSession
 
 from ..settings.config import ConnectionConfig
@@ -18,7 +19,15 @@ def zk_session(
     config: ConnectionConfig | None = None,
 ) -> ZkSession:
     """Create a session that is not started yet, and return it. config: its `zookeeper_tls` says whether and how to use
-    TLS. Without `config`, the user's profile says this. The other arguments are those of ZkSession. Raises ConfigError.
+    TLS, and its `zookeeper_user` how to identify the client. Without `config`, the user's profile says this. The other
+    arguments are those of ZkSession. Raises ConfigError.
     """
-    tls = (ConnectionConfig() if config is None else config).zookeeper_tls
-    return ZkSession(connect, root, session_timeout, tls=None if tls is None else tls.files("zookeeper_tls"))
+    config = ConnectionConfig() if config is None else config
+    tls, user = config.zookeeper_tls, config.zookeeper_user
+    return ZkSession(
+        connect,
+        root,
+        session_timeout,
+        tls=None if tls is None else tls.files("zookeeper_tls"),
+        login=None if user is None else ZooKeeperLogin(user.name, user.password, "zookeeper_user"),
+    )
