@@ -260,7 +260,10 @@ class Znodes:
         _, found = self._repeat_here(requests, NoNodeError)
         acls.learn(began, None if found is None else found[0])
 
-    def _refused(self, what: str, path: str, error: Exception) -> CoordinationRefused:
+    def refused(self, what: str, path: str, error: NoAuthError) -> CoordinationRefused:
+        """Return the error for a request that ZooKeeper has refused because of access rights. what: what the request
+        would do with the znode, such as "write".
+        """
         policy = "the policy of the access rights" if self._acls is None else self._acls.path
         refused = CoordinationRefused(
             f"ZooKeeper does not let this process {what} {path}: it identifies itself as {self._identity}, and the "
@@ -290,7 +293,7 @@ class Znodes:
         failures = self._aside.do(self._write, session_id, writes)
         for write, failure in zip(writes, failures, strict=True):
             if isinstance(failure, NoAuthError):
-                raise self._refused("write", write.path, failure)
+                raise self.refused("write", write.path, failure)
             if failure is not None and not isinstance(failure, expected):
                 raise CoordinationError(
                     f"cannot write ZooKeeper node {write.path}: {type(failure).__name__} {failure}"
@@ -339,7 +342,7 @@ class Znodes:
         failure = self._outcome(transaction, result)
         if isinstance(failure, NoAuthError):
             answers = zip(writes, result.get(), strict=True)
-            raise self._refused("write", next(each.path for each, answer in answers if answer is failure), failure)
+            raise self.refused("write", next(each.path for each, answer in answers if answer is failure), failure)
         return failure
 
     def _send(self, session_id: int, writes: Sequence[FencedWrite]) -> tuple[FencedTransaction, Any]:
@@ -385,7 +388,7 @@ class Znodes:
         answers = [answer for each in self._repeat(requests, NoNodeError) for answer in each]
         for path, answer in zip(paths, answers, strict=True):
             if isinstance(answer, NoAuthError):
-                raise self._refused("read", path, answer)
+                raise self.refused("read", path, answer)
             if isinstance(answer, Exception) and not _absent(answer):
                 raise answer
         return [None if _absent(each) else each for each in answers]
@@ -429,7 +432,7 @@ class Znodes:
                         request = requests[index]
                         path = request.args[0] if isinstance(request, partial) else ""
                         if not returns_refusals:
-                            raise self._refused("read or change", str(path), error) from error
+                            raise self.refused("read or change", str(path), error) from error
                         answers[index] = error
                     deadline = time.monotonic() + self._timeout  # answered: thousands of requests may take longer
             waiting = again

@@ -4,6 +4,7 @@ import re
 import shlex
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ PATHS = Paths()
 SET = SetState(1, "a", {"a": "5e1c9a70"}, "a", ("a",))
 
 
-class FromAnotherAddress(SequentialThreadingHandler):
+class FromAnotherAddress(SequentialThreadingHandler):  # type: ignore[misc]
     """Connects from 127.0.0.2, as a client on another machine does."""
 
     def create_connection(self, address: tuple[str, int], timeout: float, **_options: Any) -> socket.socket:
@@ -112,8 +113,8 @@ def test_the_way_of_the_docs_closes_a_cluster_while_clients_work(
             offset = PATHS.offset("g", "t", "0-0")
             assert stranger.get(offset)[0]
             for path in (offset, PATHS.broker(0), PATHS.master(0), PATHS.security(), PATHS.acl_policy()):
-                refused(lambda path=path: stranger.set(path, b"mine"))
-                refused(lambda path=path: stranger.delete(path))
+                refused(partial(stranger.set, path, b"mine"))
+                refused(partial(stranger.delete, path))
             refused(lambda: stranger.get(PATHS.user("shop")))
             refused(lambda: stranger.create(PATHS.group_ids("mine"), makepath=True))
             refused(lambda: legacy.set(PATHS.master(0), b"mine"))

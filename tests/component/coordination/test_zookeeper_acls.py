@@ -6,6 +6,7 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import make_acl
 
+from metaq import Consumer
 from metaq.broker.standalone.in_process import InProcessZooKeeper
 from metaq.coordination.records.acl_policy import Area
 from metaq.coordination.runtime.zookeeper_login import ZooKeeperLogin
@@ -15,7 +16,7 @@ from metaq.coordination.session.zk_session import ZkSession
 from metaq.coordination.session.znodes import check_version, create_ephemeral, create_persistent, delete, set_data
 from metaq.protocol.access import AccessMode
 from metaq.protocol.errors import ClientError, CoordinationRefused
-from tests.waiting import eventually
+from tests.waiting import DEADLINE, eventually
 
 BROKER = ZooKeeperLogin("metaq", "password of brokers")
 CLIENT = ZooKeeperLogin("apps", "password of clients")
@@ -164,3 +165,14 @@ def test_a_first_policy_neither_opens_nor_closes_the_mode_of_a_cluster(server: I
         apply_policy(broker, [BROKER.identity])
         state = SecurityAdmin(broker).read()
         assert (state.mode, list(state.users), state.damaged) == (AccessMode.OBSERVE, ["shop"], {})
+
+
+def test_a_consumer_without_rights_is_told_and_goes_on_when_it_gets_them(server: InProcessZooKeeper):
+    with opened(server, BROKER) as broker:
+        applied(broker)
+        with Consumer(server.connect_string, group="g", topics=["t"]) as consumer:
+            for _ in range(2):
+                with pytest.raises(CoordinationRefused, match=r"/meta/.*: it identifies itself as nobody but its"):
+                    consumer.poll(timeout=DEADLINE)
+            apply_policy(broker, [BROKER.identity], ["ip:127.0.0.1"])
+            eventually(lambda: broker.nodes.children(broker.paths.group_ids("g")))
