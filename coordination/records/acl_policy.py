@@ -25,6 +25,11 @@ READ, CREATE, ALL = 1, 4, 31
 MAX_IDENTITIES = 64
 """Largest number of identities in each list of a policy. Every znode has the rights of all of them."""
 
+MAX_POLICY_CHARS = 8_192
+"""Largest number of characters of all identities of a policy together. Each request that creates a znode contains them,
+and a server accepts a request of 1 MB.
+"""
+
 _MAX_IDENTITY_CHARS = 512
 
 _SHA1_BYTES = 20
@@ -132,6 +137,9 @@ class AclPolicy:
             if len(identities) > MAX_IDENTITIES:
                 raise ConfigError(option, len(identities), f"name at most {MAX_IDENTITIES}: use a network, or one user")
             found.append(identities)
+        if (chars := sum(len(str(each)) for each in (*found[0], *found[1]))) > MAX_POLICY_CHARS:
+            remedy = f"all identities together may have {MAX_POLICY_CHARS:,} characters: use networks, or one user"
+            raise ConfigError("cluster and clients", f"{chars:,} characters", remedy)
         if not found[0]:
             raise ConfigError("cluster", "", "name the identities of brokers and operators, such as x509:CN=mq1")
         if ANYBODY in found[0]:

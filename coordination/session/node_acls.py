@@ -13,7 +13,7 @@ from kazoo.security import ACL, OPEN_ACL_UNSAFE, Id
 
 from metaq.protocol.errors import CoordinationError
 
-from ..records.acl_policy import AclPolicy, Areas, Right
+from ..records.acl_policy import Area, Areas, Right
 from ..records.paths import Paths
 from ..records.security_payloads import parse_acl_policy
 from ..runtime.logs import get_log
@@ -29,7 +29,9 @@ class NodeAcls:
     def __init__(self, paths: Paths) -> None:
         self.path = paths.acl_policy()
         self._areas = Areas(paths)
-        self._policy: AclPolicy | None = None
+        self._acls: dict[Area, list[ACL]] = {}  # by the policy; empty without one
+        self.bytes = 0
+        """Largest number of bytes that the access rights of one znode take in a request."""
         self._ever_read = False
         self._lock = threading.Lock()
         self._changes = 0  # grows when what was read before may be out of date
@@ -59,16 +61,24 @@ class NodeAcls:
             if not self._ever_read:
                 raise
             log.error("%s; the former policy stays in use", error)
-            policy = self._policy
+        else:
+            self._acls = {} if policy is None else {area: as_acls(policy.rights(area)) for area in Area}
+            self.bytes = max(map(_bytes, self._acls.values()), default=0)
         with self._lock:
-            self._policy, self._read_at, self._ever_read = policy, began, True
+            self._read_at, self._ever_read = began, True
 
     def of(self, path: str) -> list[ACL]:
         """Return the access rights for a new znode."""
-        policy, area = self._policy, self._areas.of(path)
-        return OPEN_ACL_UNSAFE if policy is None or area is None else as_acls(policy.rights(area))
+        acls = self._acls
+        area = self._areas.of(path) if acls else None
+        return OPEN_ACL_UNSAFE if area is None else acls[area]
 
 
 def as_acls(rights: Sequence[Right]) -> list[ACL]:
     """Return access rights as kazoo's requests need them."""
     return [ACL(permissions, Id(*identity)) for permissions, identity in rights]
+
+
+def _bytes(acls: Sequence[ACL]) -> int:
+    """Return the number of bytes that access rights take in a request: three numbers and two texts for each."""
+    return sum(12 + len(each.id.scheme) + len(each.id.id.encode()) for each in acls)

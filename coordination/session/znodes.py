@@ -61,9 +61,12 @@ requests short. It also limits the number of requests whose answers are lost whe
 
 ATOMIC_WRITES = 1_000
 """Largest number of writes in one transaction. The server accepts 1 MB for a transaction, and the write of a znode with
-the longest name takes 0.4 KB. The number is even. So if a call deletes many znodes and creates them again, one after
-the other, both writes for a znode are in the same transaction.
+the longest name takes 0.4 KB without access rights. The number is even. So if a call deletes many znodes and creates
+them again, one after the other, both writes for a znode are in the same transaction.
 """
+
+_TRANSACTION_BYTES, _WRITE_BYTES = 800_000, 400
+"""Largest number of bytes of a transaction, and of one of its writes without access rights."""
 
 _READS = 500
 """Largest number of reads in one request. The server accepts a request of 1 MB, and the longest path takes 0.5 KB of
@@ -249,6 +252,12 @@ class Znodes:
     def _acl(self, path: str) -> list[ACL]:
         return OPEN_ACL_UNSAFE if self._acls is None else self._acls.of(path)
 
+    def _atomic_writes(self) -> int:
+        """Return ATOMIC_WRITES, or a smaller even number if the access rights need more bytes than that leaves."""
+        rights = 0 if self._acls is None else self._acls.bytes
+        fitting = _TRANSACTION_BYTES // (_WRITE_BYTES + rights)
+        return min(ATOMIC_WRITES, fitting - fitting % 2)
+
     def _read_policy(self) -> None:
         """Read the policy of the access rights, if it is not known, and watch it."""
         acls = self._acls
@@ -317,8 +326,9 @@ class Znodes:
         if any(write.creates for write in writes):
             self._read_policy()
         failures: list[KazooException | None] = []
-        for start in range(0, len(writes), ATOMIC_WRITES):
-            chunk = writes[start : start + ATOMIC_WRITES]
+        size = self._atomic_writes()
+        for start in range(0, len(writes), size):
+            chunk = writes[start : start + size]
             if len(chunk) > 1 and self._outcome(*self._send(session_id, chunk)) is None:
                 failures += [None] * len(chunk)
             else:
@@ -348,7 +358,7 @@ class Znodes:
     def _send(self, session_id: int, writes: Sequence[FencedWrite]) -> tuple[FencedTransaction, Any]:
         transaction = FencedTransaction(self._zk, session_id, time.monotonic() + self._timeout)
         for write in writes:
-            write.add(transaction.operations, self._acl(write.path))
+            write.add(transaction.operations, self._acl(write.path) if write.creates else OPEN_ACL_UNSAFE)
         return transaction, transaction.send()
 
     def _outcome(self, transaction: FencedTransaction, result: Any) -> KazooException | None:

@@ -176,3 +176,16 @@ def test_a_consumer_without_rights_is_told_and_goes_on_when_it_gets_them(server:
                     consumer.poll(timeout=DEADLINE)
             apply_policy(broker, [BROKER.identity], ["ip:127.0.0.1"])
             eventually(lambda: broker.nodes.children(broker.paths.group_ids("g")))
+
+
+def test_a_transaction_has_room_for_the_longest_policy(server: InProcessZooKeeper):
+    """The rights are part of each creation, and a server closes the connection of a request beyond 1 MB."""
+    names = ["x509:CN=mq1"]
+    with opened(server, BROKER) as broker:
+        with pytest.raises(ClientError, match="x509"):  # which this server does not know
+            apply_policy(broker, [BROKER.identity, *names])
+        users = [f"digest:{'u' * 200}{number:02}:{BROKER.identity.rpartition(':')[2]}" for number in range(30)]
+        apply_policy(broker, [BROKER.identity, *users])
+        topics = [broker.paths.topic(f"t{number}") for number in range(200)]
+        assert written(broker, *(create_persistent(path, b"") for path in topics)) == [None] * 200
+        assert differing(broker) == 0
