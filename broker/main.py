@@ -53,6 +53,7 @@ from .store.store import Store, TopicStoreConfig
 if TYPE_CHECKING:
     from metaq.coordination.records.payloads import ListenerAddress
     from metaq.coordination.runtime.certificates import CertificateFiles
+    from metaq.coordination.runtime.zookeeper_login import ZooKeeperLogin
     from metaq.coordination.session.zk_session import ZkSession
 
     from .configuration.security_ini import Security
@@ -204,7 +205,7 @@ class BrokerProcess:
             if self._plugins.samsa is not None and self._plugins.samsa.recover_offset:
                 from .replication.recover_offsets import recover_offsets  # imports kazoo: only if configured
 
-                recover_offsets(self._config, store, self._zookeeper_tls)
+                recover_offsets(self._config, store, self._zookeeper_tls, self._zookeeper_login)
             self.broker = Broker(
                 self._config,
                 store,
@@ -270,6 +271,10 @@ class BrokerProcess:
     @property
     def _zookeeper_tls(self) -> CertificateFiles | None:
         return None if self._certificates is None else self._certificates.zookeeper
+
+    @property
+    def _zookeeper_login(self) -> ZooKeeperLogin | None:
+        return None if self._certificates is None else self._certificates.zookeeper_login
 
     @property
     def _has_http(self) -> bool:
@@ -343,6 +348,7 @@ class BrokerProcess:
                 self._roles.slave_id,
                 tls=self._zookeeper_tls,
                 listeners=self._published_listeners(),
+                login=self._zookeeper_login,
             )
             self._registration, self.broker.registered = registration, lambda: registration.registered
             await registration.connect()
@@ -381,7 +387,9 @@ class BrokerProcess:
 
         zookeeper = self._config.zookeeper
         seconds = zookeeper.session_timeout_ms / 1000
-        session = ZkSession(zookeeper.connect, zookeeper.root, seconds, tls=self._zookeeper_tls)
+        session = ZkSession(
+            zookeeper.connect, zookeeper.root, seconds, tls=self._zookeeper_tls, login=self._zookeeper_login
+        )
         registration = Registration(
             self._config, self._reactor, elected_on=session, listeners=self._published_listeners()
         )

@@ -32,6 +32,7 @@ __all__ = [
     "CompressionUnknown",
     "ConfigError",
     "CoordinationError",
+    "CoordinationRefused",
     "CoordinationUnavailable",
     "CorruptRecord",
     "DelayRefused",
@@ -593,6 +594,12 @@ class CoordinationUnavailable(CoordinationError):
     """No ZooKeeper server in the connect string has answered within the time limit."""
 
     retriable = True
+
+
+class CoordinationRefused(CoordinationError):
+    """ZooKeeper refuses a request, because the access rights of a znode do not permit it to this process. The error
+    text names the znode, and the identity of the process.
+    """
 
 
 class SessionLost(CoordinationError):

@@ -14,6 +14,8 @@ server.ini to every client.
     ca = ca.pem
     certificate = broker.pem
     key = broker.key
+    user = metaq
+    passwordFile = zookeeper.password
 
     [addresses]
     legacy = 10.0.0.0/8, 192.168.1.7
@@ -37,6 +39,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, cast, get_args
 
 from metaq.coordination.runtime.certificates import CertificateFiles, ClientCertificates
+from metaq.coordination.runtime.zookeeper_login import ZooKeeperLogin
 from metaq.protocol.access import is_user
 from metaq.protocol.errors import ConfigError
 
@@ -55,6 +58,7 @@ not shown a broker's certificate.
 
 _SECTIONS = ("tls", "zookeeper", "addresses", "audit")
 _FILES = ("ca", "certificate", "key")
+_LOGIN_KEYS = ("user", "passwordFile")
 _KEYS = (*_FILES, "clientCertificates", "plain", "brokers")
 _AUDIT_KEYS = ("file", "maxBytes", "files")
 _MIN_AUDIT_BYTES = 4096
@@ -85,6 +89,8 @@ class Security:
     """
     zookeeper: CertificateFiles | None = None
     """The files for TLS with ZooKeeper, from the section [zookeeper]. If it is None, ZooKeeper is used without TLS."""
+    zookeeper_login: ZooKeeperLogin | None = None
+    """The user and password by which the broker identifies itself to ZooKeeper, from the section [zookeeper]."""
     audit: AuditSettings | None = None
     """The settings of the audit log. If it is None, the broker writes none."""
     listeners: tuple[ListenerRules, ...] = ()
@@ -128,8 +134,11 @@ def read_security(path: str) -> Security:
         cast(Brokers, chosen("brokers", get_args(Brokers), "tls" if "ca" in section else "plain")),
     )
     if (zookeeper := sections.get("zookeeper")) is not None:
-        check_keys(zookeeper, "zookeeper", frozenset(_FILES))
-        security = replace(security, zookeeper=files_of(zookeeper, f"{path}: zookeeper"))
+        check_keys(zookeeper, "zookeeper", frozenset((*_FILES, *_LOGIN_KEYS)))
+        login = _zookeeper_login(zookeeper, path)
+        if login is None or any(key in zookeeper for key in _FILES):  # with a login alone: without TLS, to this machine
+            security = replace(security, zookeeper=files_of(zookeeper, f"{path}: zookeeper"))
+        security = replace(security, zookeeper_login=login)
     security = replace(security, addresses=_addresses(sections.get("addresses", Section())))
     if (audit := sections.get("audit")) is not None:
         security = replace(security, audit=_audit(audit, path))
@@ -144,6 +153,16 @@ def read_security(path: str) -> Security:
     if security.zookeeper is not None:
         security.zookeeper.client_context()
     return security
+
+
+def _zookeeper_login(section: Section, path: str) -> ZooKeeperLogin | None:
+    user, file = (section[key].value if key in section else "" for key in _LOGIN_KEYS)
+    if not user and not file:
+        return None
+    option = f"{path}: zookeeper"
+    if not user or not file:
+        raise ConfigError(f"{option}.{'passwordFile' if user else 'user'}", "", "write both user and passwordFile")
+    return ZooKeeperLogin.from_file(user, os.path.join(os.path.dirname(os.path.abspath(path)), file), option)
 
 
 def _audit(section: Section, path: str) -> AuditSettings:

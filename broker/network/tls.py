@@ -20,6 +20,7 @@ from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.main import CONNECTION_DONE, CONNECTION_LOST
 
 from metaq.coordination.runtime.certificates import CertificateFiles
+from metaq.coordination.runtime.zookeeper_login import ZooKeeperLogin
 from metaq.protocol.access import ANYBODY, Principal
 from metaq.protocol.errors import ConfigError, MetaqError, RemoteProtocolError, TlsRequired
 from metaq.protocol.proxy_header import ProxyHeaderReader, ProxySource
@@ -160,6 +161,11 @@ class Certificates:
     def zookeeper(self) -> CertificateFiles | None:
         """The files for TLS with ZooKeeper. If it is None, ZooKeeper is used without TLS."""
         return self._security.zookeeper
+
+    @property
+    def zookeeper_login(self) -> ZooKeeperLogin | None:
+        """The user and password by which the broker identifies itself to ZooKeeper."""
+        return self._security.zookeeper_login
 
     @property
     def brokers_required(self) -> bool:

@@ -23,6 +23,7 @@ from metaq.coordination.brokers.registration import BrokerAddress, BrokerRegistr
 from metaq.coordination.records.payloads import ListenerAddress
 from metaq.coordination.runtime.backoff import Backoff
 from metaq.coordination.runtime.certificates import CertificateFiles
+from metaq.coordination.runtime.zookeeper_login import ZooKeeperLogin
 from metaq.coordination.session.zk_session import ZkSession
 from metaq.protocol.errors import CoordinationError, CoordinationUnavailable, InvalidName, SessionLost
 from metaq.protocol.limits import check_znode
@@ -76,11 +77,13 @@ class Registration:
         elected_on: ZkSession | None = None,
         tls: CertificateFiles | None = None,
         listeners: Sequence[ListenerAddress] = (),
+        login: ZooKeeperLogin | None = None,
     ) -> None:
         """slave_id: the id of an asynchronous slave, or None for a master. elected_on: for the leader of a broker set,
         the ZooKeeper session on which the leader was elected. This object uses this session, but another object starts
         and closes it. tls: the files for TLS with ZooKeeper, for a session that this object creates; None means without
-        TLS. listeners: where clients find the broker's listeners. See BrokerRegistration.
+        TLS. listeners: where clients find the broker's listeners. login: by which this session identifies itself. See
+        BrokerRegistration.
         """
         self._config = config
         self._listeners = listeners
@@ -90,7 +93,7 @@ class Registration:
         zookeeper = config.zookeeper
         self._elected = elected_on is not None
         self._session = elected_on or ZkSession(
-            zookeeper.connect, zookeeper.root, zookeeper.session_timeout_ms / 1000, tls=tls
+            zookeeper.connect, zookeeper.root, zookeeper.session_timeout_ms / 1000, tls=tls, login=login
         )
         self._connect_seconds = zookeeper.connection_timeout_ms / 1000
         self._registration: BrokerRegistration | None = None

@@ -17,6 +17,7 @@ from metaq.coordination.offsets.offset_store import ZooKeeperOffsetStore
 from metaq.coordination.records.paths import partition_name
 from metaq.coordination.records.payloads import UNKNOWN_MESSAGE_ID, Offset
 from metaq.coordination.runtime.certificates import CertificateFiles
+from metaq.coordination.runtime.zookeeper_login import ZooKeeperLogin
 from metaq.coordination.session.zk_session import ZkSession
 from metaq.protocol.errors import InvalidName
 from metaq.protocol.topic_partition import TopicPartition
@@ -32,17 +33,20 @@ _log = logging.getLogger(__name__)
 _BLOCK_RECORDS = 1 << 16
 
 
-def recover_offsets(config: BrokerConfig, store: Store, tls: CertificateFiles | None = None) -> int:
+def recover_offsets(
+    config: BrokerConfig, store: Store, tls: CertificateFiles | None = None, login: ZooKeeperLogin | None = None
+) -> int:
     """Rewrite the consumer groups' offsets in ZooKeeper, and return the number of changed offsets. The call blocks, and
     must be made before the broker listens.
 
     As in 1.x, only offsets with a positive message id are rewritten. Messages of a Java master on Linux have negative
     ids, so the offsets of groups that have read from such a master stay unchanged. tls: the files for TLS with
-    ZooKeeper; None means without TLS. Raises CoordinationUnavailable, StoreError.
+    ZooKeeper; None means without TLS. login: by which the session identifies itself. Raises CoordinationUnavailable,
+    StoreError.
     """
     zookeeper = config.zookeeper
     seconds = zookeeper.session_timeout_ms / 1000
-    with ZkSession(zookeeper.connect, zookeeper.root, seconds, tls=tls) as session:
+    with ZkSession(zookeeper.connect, zookeeper.root, seconds, tls=tls, login=login) as session:
         offsets = ZooKeeperOffsetStore(session)
         changed = 0
         for group in sorted(session.nodes.children(session.paths.groups())):

@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from metaq.coordination.brokers.cluster_view import BrokerNodes, ClusterView
 from metaq.coordination.groups.membership import GroupMembership
 from metaq.coordination.runtime.logs import get_log
-from metaq.protocol.errors import CoordinationError, MetaqError, SessionLost
+from metaq.protocol.errors import CoordinationError, CoordinationRefused, MetaqError, SessionLost
 from metaq.protocol.own_topics import is_own_topic
 
 from ..fetching.core import ConsumerCore
@@ -186,6 +186,9 @@ class GroupMember:
             return self._failed(action, error)
 
     def _failed(self, action: Action, error: Exception) -> Event:
+        if isinstance(error, CoordinationRefused):
+            self._core.refuse_membership(error)
+            self._fetcher.wake()
         return self._rules.failed(action, error, self._claims_hold())
 
     def _session_lives(self) -> bool:

@@ -42,7 +42,14 @@ from random import random
 from typing import TYPE_CHECKING
 
 from metaq.coordination.runtime.logs import get_log
-from metaq.protocol.errors import AccessRefused, BrokerUnavailable, CorruptRecord, MetaqError, NotOwner
+from metaq.protocol.errors import (
+    AccessRefused,
+    BrokerUnavailable,
+    CoordinationRefused,
+    CorruptRecord,
+    MetaqError,
+    NotOwner,
+)
 from metaq.protocol.frames import Frame
 from metaq.protocol.own_topics import RETRY_PREFIX
 from metaq.protocol.statuses import ResponseCode, Status
@@ -126,6 +133,7 @@ class ConsumerCore:
         self._ready: dict[PartitionCursor, None] = {}
         self._ready_lock = threading.Lock()
         self._refused: dict[PartitionCursor, AccessRefused] = {}  # refusals of which the user does not know yet
+        self._refused_membership: CoordinationRefused | None = None  # likewise
         self._telling = threading.Lock()  # held while deciding whether the user hears of a partition
         self._touched: dict[PartitionCursor, None] = {}  # cursors whose messages the user has, or was about to get
 
@@ -367,12 +375,21 @@ class ConsumerCore:
         """Whether a broker has refused a request since the last call of `take_refusal`."""
         return bool(self._refused)
 
-    def take_refusal(self) -> AccessRefused | None:
+    def refuse_membership(self, error: CoordinationRefused) -> None:
+        """Let `take_refusal` return an error with which ZooKeeper has refused to let this member work in its group. The
+        rebalance thread calls this method.
+        """
+        self._refused_membership = error
+
+    def take_refusal(self) -> AccessRefused | CoordinationRefused | None:
         """Return the error with which a broker has refused a request since the last call, because this client may not
         read a partition or could not log in; None if there is none. The thread that takes messages calls this if there
         are none, and raises the error to the user. The request is sent again after a pause, because an operator may
-        grant it; if it is refused again, `take_refusal` returns that error, too.
+        grant it; if it is refused again, `take_refusal` returns that error, too. The same holds for ZooKeeper.
         """
+        by_zookeeper, self._refused_membership = self._refused_membership, None
+        if by_zookeeper is not None:
+            return by_zookeeper
         refused, self._refused = self._refused, {}
         return next((error for cursor, error in list(refused.items()) if cursor.active), None)
 

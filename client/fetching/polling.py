@@ -51,7 +51,8 @@ class Poller(Closing):
         this error again until you seek to the end of the damage. If ConsumerConfig.damage is "skip", poll() skips the
         damage instead. Raises AccessRefused if there are no messages and a broker has refused to hand out messages of a
         partition or to log the user in. The consumer then asks again after a pause, and poll() raises the error again
-        as long as the broker refuses. Also raises ClientError (closed, or called on two threads at once), and
+        as long as the broker refuses. Raises CoordinationRefused in the same way if ZooKeeper's access rights do not
+        let this consumer work in its group. Also raises ClientError (closed, or called on two threads at once), and
         exceptions of `accept`, on_assigned, on_revoked and on_damaged.
         """
         seconds = _checked(max_messages, timeout)

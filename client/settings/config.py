@@ -25,7 +25,7 @@ from metaq.protocol.own_topics import REPLY_TOPIC
 from ..runtime.durations import as_setting, is_number
 from .profile import users_section
 from .tls_config import TlsConfig, profile_tls, profile_zookeeper_tls
-from .user_config import UserConfig, profile_user
+from .user_config import UserConfig, profile_user, profile_zookeeper_user
 
 __all__ = [
     "BROWSE_BYTES",
@@ -249,6 +249,11 @@ class ConnectionConfig:
     """TLS settings for ZooKeeper; None: no TLS. The default comes from the section `[zookeeper]` of the user's
     [profile](security.md#profiles); without a profile the default is None.
     """
+    zookeeper_user: UserConfig | None = field(default_factory=profile_zookeeper_user)
+    """The user and password by which the client identifies itself to ZooKeeper; None: it does not. Without
+    `zookeeper_tls`, only a ZooKeeper on this machine may get the password. The default comes from the section
+    `[zookeeper]` of the user's [profile](security.md#acls-in-zookeeper); without a profile the default is None.
+    """
     user: UserConfig | None = field(default_factory=profile_user)
     """The user as whom the client logs in at each broker, with the password; None: the client does not log in. A login
     needs `tls`. The default comes from the section `[user]` of the user's [profile](security.md#profiles); without a
@@ -269,9 +274,11 @@ class ConnectionConfig:
             value = getattr(self, name)
             if value is not None and not isinstance(value, TlsConfig):
                 raise ConfigError(name, repr(value), "make it a TlsConfig(ca=…), or None for no TLS")
-        if self.user is not None and not isinstance(self.user, UserConfig):
-            given = type(self.user).__name__  # the value may contain a password
-            raise ConfigError("user", given, "make it a UserConfig(name=…, password=…), or None for no login")
+        for name in ("user", "zookeeper_user"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, UserConfig):
+                given = type(value).__name__  # the value may contain a password
+                raise ConfigError(name, given, "make it a UserConfig(name=…, password=…), or None for no login")
         if self.user is not None and self.tls is None:
             raise ConfigError("user", self.user.name, "a login needs TLS: set tls, too, or set user=None")
         if self.protocol not in ("auto", "text"):

@@ -15,7 +15,7 @@ PROFILE = "METAQ_PROFILE"
 
 _KEYS = {
     "tls": ("ca", "certificate", "key"),
-    "zookeeper": ("ca", "certificate", "key"),
+    "zookeeper": ("ca", "certificate", "key", "user", "passwordFile"),
     "user": ("name", "password", "passwordFile"),
     "client": ("listener",),
 }

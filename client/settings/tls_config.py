@@ -59,7 +59,8 @@ class TlsConfig:
     @classmethod
     def zookeeper_from_profile(cls, path: str | os.PathLike[str]) -> TlsConfig | None:
         """Return the TLS settings for ZooKeeper in a profile file: the section [zookeeper], with the same keys as
-        [tls]. Return None if the file does not have this section. Raises ConfigError if the file cannot be used.
+        [tls]. Return None if the file does not have this section, or the section has only a user. Raises ConfigError if
+        the file cannot be used.
         """
         return _tls_of(read_section(path, "zookeeper"))
 
@@ -92,4 +93,6 @@ def _tls_of(section: ProfileSection | None) -> TlsConfig | None:
     """Return the TLS settings in a section of a profile; None if there is no section."""
     if section is None:
         return None
-    return TlsConfig(**{name: section.beside(value) for name, value in section.values.items()})
+    files = {name: section.beside(value) for name, value in section.values.items() if name in _KEYS}
+    # A section with a login and no files is for a ZooKeeper on this machine, without TLS.
+    return None if section.values and not files else TlsConfig(**files)

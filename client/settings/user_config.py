@@ -6,12 +6,13 @@ import os
 from dataclasses import dataclass, field
 
 from metaq.coordination.runtime.certificates import check_secret
+from metaq.coordination.runtime.zookeeper_login import read_password
 from metaq.protocol.access import check_user
 from metaq.protocol.errors import ConfigError, InvalidName
 
 from .profile import ProfileSection, read_section, users_section
 
-__all__ = ["UserConfig", "profile_user"]
+__all__ = ["UserConfig", "profile_user", "profile_zookeeper_user"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,19 @@ def profile_user() -> UserConfig | None:
     return None if section is None else _user_of(section)
 
 
+def profile_zookeeper_user() -> UserConfig | None:
+    """Return the user and password in the section [zookeeper] of the user's profile file; None if there are none.
+    Raises ConfigError as profile_user does.
+    """
+    section = users_section("zookeeper")
+    user, file = ("", "") if section is None else (section.values.get(key, "") for key in ("user", "passwordFile"))
+    if section is None or not (user or file):
+        return None
+    if not (user and file):
+        raise ConfigError(f"{section.path}: [zookeeper]", user or file, "write both user and passwordFile")
+    return UserConfig(user, read_password(f"{section.path}: passwordFile", section.beside(file)))
+
+
 def _user_of(section: ProfileSection) -> UserConfig:
     values, path = section.values, section.path
     if "name" not in values:
@@ -69,21 +83,4 @@ def _user_of(section: ProfileSection) -> UserConfig:
     if "password" in values:
         check_secret("profile", path)
         return UserConfig(values["name"], values["password"])
-    return UserConfig(values["name"], _read_password(f"{path}: passwordFile", section.beside(values["passwordFile"])))
-
-
-def _read_password(option: str, path: str) -> str:
-    """Return the first line of a file, which is the password. option: the name of the option in error messages. Raises
-    ConfigError.
-    """
-    check_secret(option, path)
-    try:
-        with open(path, encoding="utf-8") as file:
-            password = file.readline().rstrip("\r\n")
-    except OSError as error:
-        raise ConfigError(option, path, f"it cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError:
-        raise ConfigError(option, path, "it is no text in UTF-8") from None
-    if not password:
-        raise ConfigError(option, path, "its first line is empty: write the password there")
-    return password
+    return UserConfig(values["name"], read_password(f"{path}: passwordFile", section.beside(values["passwordFile"])))

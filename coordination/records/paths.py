@@ -188,6 +188,9 @@ class Paths:
     def security(self) -> str:
         return _join(self.root, "security")
 
+    def acl_policy(self) -> str:
+        return _join(self.security(), "acl")
+
     def users(self) -> str:
         return _join(self.security(), "users")
 

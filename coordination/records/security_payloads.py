@@ -1,5 +1,5 @@
-"""Format and parse the payloads of the znodes that hold the mode, the users and the grants of a cluster. The functions
-are pure.
+"""Format and parse the payloads of the znodes that hold the mode, the users and the grants of a cluster, and the policy
+of the access rights to znodes. The functions are pure.
 
 A payload that cannot be understood wholly is damaged, and parsing it raises CoordinationError. Unknown keys of the JSON
 objects are the exception: later versions of metaq may write them, so they are ignored, and kept when the payload is
@@ -16,11 +16,14 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from metaq.protocol.access import MAX_GRANTS, Access, AccessGrant, AccessMode, User, check_user
-from metaq.protocol.errors import CoordinationError, InvalidName
+from metaq.protocol.errors import ConfigError, CoordinationError, InvalidName
 from metaq.protocol.limits import INT64_MAX
 from metaq.protocol.login import MECHANISMS
 
+from .acl_policy import AclPolicy
+
 __all__ = [
+    "MAX_ACL_POLICY_BYTES",
     "MAX_ITERATIONS",
     "MAX_MODE_BYTES",
     "MAX_USER_BYTES",
@@ -28,9 +31,11 @@ __all__ = [
     "StoredMode",
     "StoredUser",
     "Verifier",
+    "format_acl_policy",
     "format_mode",
     "format_user",
     "format_verifier",
+    "parse_acl_policy",
     "parse_mode",
     "parse_user",
     "parse_verifier",
@@ -41,6 +46,9 @@ MAX_USER_BYTES = 256 * 1024
 
 MAX_MODE_BYTES = 4096
 """Largest payload of the znode that holds the mode."""
+
+MAX_ACL_POLICY_BYTES = 128 * 1024
+"""Largest payload of the znode that holds the policy of the access rights."""
 
 MIN_ITERATIONS = 4096
 """Smallest iteration count of a verifier (RFC 7677)."""
@@ -184,6 +192,22 @@ def parse_verifier(mechanism: str, text: str) -> Verifier:
     except (ValueError, AttributeError, binascii.Error):
         pass  # reported below, without the text
     raise ValueError(f"this is no verifier for {mechanism}")
+
+
+def format_acl_policy(policy: AclPolicy) -> bytes:
+    return _json({"cluster": list(map(str, policy.cluster)), "clients": list(map(str, policy.clients))})
+
+
+def parse_acl_policy(path: str, data: bytes | None) -> AclPolicy:
+    """Parse the policy of the access rights to znodes. Raises CoordinationError if it is damaged."""
+    fields = _object(path, data, MAX_ACL_POLICY_BYTES)
+    lists = [fields.get(name, []) for name in ("cluster", "clients")]
+    if not all(type(each) is list and all(type(text) is str for text in each) for each in lists):
+        raise _damaged(path, "its cluster or its clients are no list of texts")
+    try:
+        return AclPolicy.of(*lists)
+    except ConfigError as error:
+        raise _damaged(path, str(error)) from None
 
 
 # --- helpers ----------------------------------------------------------------------------------------------------------

@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 import fcntl
+import ipaddress
 import socket
 import struct
 import sys
 
-__all__ = ["address_in_java", "local_address"]
+__all__ = ["address_in_java", "is_loopback", "local_address"]
 
 _SIOCGIFADDR = 0x8915  # netdevice(7)
 
@@ -29,6 +30,14 @@ def address_in_java() -> str:
     the address and that a Java process on this host makes in the same way, independently of this process.
     """
     return _first(_candidates()[::-1])
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a name or address in a setting is certainly this machine. The function looks up no name."""
+    try:
+        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def _first(candidates: list[str]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from kazoo.exceptions import ConnectionClosedError, ConnectionLoss, NoNodeError, SessionExpiredError
+from kazoo.exceptions import ConnectionClosedError, ConnectionLoss, NoAuthError, NoNodeError, SessionExpiredError
 from kazoo.protocol.states import EventType, WatchedEvent, ZnodeStat
 
 from metaq.protocol.errors import CoordinationError
@@ -175,6 +175,8 @@ class NodeWatcher(Generic[T]):
 
     def _failed(self, error: Exception) -> None:
         self._reading = False
+        if isinstance(error, NoAuthError):
+            error = self._session.nodes.refused("read", self.path, error)
         if not isinstance(error, _LOST):  # after a loss, the session's next event leads to a read
             self._read_later(error)
 

@@ -32,9 +32,12 @@ from ..runtime.certificates import CertificateFiles
 from ..runtime.events import EventThread
 from ..runtime.forks import ForkGuard
 from ..runtime.interrupts import Aside, Ending, begin_elsewhere
+from ..runtime.local_address import is_loopback
 from ..runtime.logs import get_log
+from ..runtime.zookeeper_login import ZooKeeperLogin
 from .diagnosis import ServerFinding, examine, sentence
 from .kazoo_client import Client
+from .node_acls import NodeAcls
 from .zk_tls import ZkTls
 from .znodes import Znodes
 
@@ -117,8 +120,10 @@ class ZkSession:
     chroot (called zk.zkRoot in metaq 1.x). session_timeout: the requested session timeout in seconds. With ZooKeeper's
     default limits, a server grants a timeout of at least 2 and at most 20 of its ticks. tls: the certificate files for
     connections with TLS; None means connections without TLS. listener: the name of the listener at whose address the
-    views of this session show each broker; None means the main port. clock: the clock that measures suspended_seconds.
-    Raises ConfigError for an invalid connect string, and for certificate files that cannot be used.
+    views of this session show each broker; None means the main port. login: the user and password by which this process
+    identifies itself; without TLS, only servers on this machine may get them. clock: the clock that measures
+    suspended_seconds. Raises ConfigError for an invalid connect string, for certificate files that cannot be used, and
+    for a login without TLS to another machine.
     """
 
     def __init__(
@@ -129,6 +134,7 @@ class ZkSession:
         *,
         tls: CertificateFiles | None = None,
         listener: str | None = None,
+        login: ZooKeeperLogin | None = None,
         clock: Callable[[], float] = session_clock,
     ) -> None:
         hosts, chroot = split_connect_string(connect)
@@ -144,10 +150,14 @@ class ZkSession:
                 logger=_kazoo_log,
                 clock=clock,
                 tls=None if tls is None else ZkTls(tls),
+                auth_data=_auth_data(login),
             )
         except ValueError as error:
             raise ConfigError("zookeeper", repr(connect), "use host:port[,host:port…][/chroot]") from error
-        self.nodes = Znodes(self.zk, connect, session_timeout)
+        if login is not None and tls is None:
+            _check_loopback(hosts, login)
+        self.login = login
+        self.nodes = Znodes(self.zk, connect, session_timeout, NodeAcls(self.paths), _identity(tls, login))
         self.events = EventThread("metaq coordination")
         self._hosts, self._chroot = hosts, chroot
         self._clock = clock
@@ -364,9 +374,11 @@ class ZkSession:
             event = self._connected()
         elif state == KazooState.SUSPENDED:
             self._suspended_at, event = self._clock(), SessionEvent.SUSPENDED
+            self.nodes.policy_changed()  # kazoo drops its watch
         else:
             self.last_session_id = self._session_id or self.last_session_id
             self._session_id, event = None, SessionEvent.EXPIRED
+            self.nodes.policy_changed()
             self.seen_zxid = max(self.seen_zxid, self.zk.last_zxid)
         seen, self.zk.set_back_from = self.zk.set_back_from, None
         if seen is not None:
@@ -445,7 +457,13 @@ class ZkSession:
         """Create the chroot and its parent znodes. A separate client without a chroot creates them, because kazoo's
         ensure_path() does not create the parents of a chroot.
         """
-        client = Client(self._hosts, timeout=self._asked_timeout, logger=_kazoo_log, tls=self.zk.tls)
+        client = Client(
+            self._hosts,
+            timeout=self._asked_timeout,
+            logger=_kazoo_log,
+            tls=self.zk.tls,
+            auth_data=_auth_data(self.login),
+        )
         try:
             client.start(timeout)
             Znodes(client, self.connect, timeout).ensure([self._chroot])
@@ -455,6 +473,26 @@ class ZkSession:
             raise CoordinationUnavailable(
                 f"cannot create the chroot {self._chroot} of {self.connect}: {type(error).__name__} {error}"
             ) from error
+
+
+def _auth_data(login: ZooKeeperLogin | None) -> list[tuple[str, str]]:
+    """Return what kazoo sends at the beginning of each connection, also after a reconnection and on a new session."""
+    return [] if login is None else [("digest", login.credentials)]
+
+
+def _check_loopback(hosts: str, login: ZooKeeperLogin) -> None:
+    """Raise ConfigError if a server is not on this machine, because everybody on the way could read the password."""
+    for host, _ in collect_hosts(hosts)[0]:
+        if not is_loopback(host.strip()):
+            remedy = f"a password goes to {host.strip()} only by TLS: name its CA (ca = …) beside passwordFile"
+            raise ConfigError(f"{login.option}.user", login.user, remedy)
+
+
+def _identity(tls: CertificateFiles | None, login: ZooKeeperLogin | None) -> str:
+    """Return how this process identifies itself to ZooKeeper, in words for errors."""
+    certificate = [] if tls is None or not tls.certificate else [f"the certificate {tls.certificate}"]
+    user = [] if login is None else [f"digest:{login.user}"]
+    return " and ".join(certificate + user) or "nobody but its address"
 
 
 class SessionProof:

@@ -17,6 +17,7 @@ from kazoo.exceptions import (
     ConnectionClosedError,
     ConnectionLoss,
     KazooException,
+    NoAuthError,
     NodeExistsError,
     NoNodeError,
     OperationTimeoutError,
@@ -27,14 +28,16 @@ from kazoo.exceptions import (
 )
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import ZnodeStat
+from kazoo.security import ACL, OPEN_ACL_UNSAFE
 
-from metaq.protocol.errors import CoordinationError, CoordinationUnavailable, SessionLost
+from metaq.protocol.errors import CoordinationError, CoordinationRefused, CoordinationUnavailable, SessionLost
 
 from ..records.paths import ROOT, ancestors
 from ..runtime.forks import ForkGuard
 from ..runtime.interrupts import Aside
 from .fencing import FencedTransaction, Refusal
 from .kazoo_client import Client
+from .node_acls import NodeAcls
 
 __all__ = [
     "ATOMIC_WRITES",
@@ -58,9 +61,12 @@ requests short. It also limits the number of requests whose answers are lost whe
 
 ATOMIC_WRITES = 1_000
 """Largest number of writes in one transaction. The server accepts 1 MB for a transaction, and the write of a znode with
-the longest name takes 0.4 KB. The number is even. So if a call deletes many znodes and creates them again, one after
-the other, both writes for a znode are in the same transaction.
+the longest name takes 0.4 KB without access rights. The number is even. So if a call deletes many znodes and creates
+them again, one after the other, both writes for a znode are in the same transaction.
 """
+
+_TRANSACTION_BYTES, _WRITE_BYTES = 800_000, 400
+"""Largest number of bytes of a transaction, and of one of its writes without access rights."""
 
 _READS = 500
 """Largest number of reads in one request. The server accepts a request of 1 MB, and the longest path takes 0.5 KB of
@@ -93,40 +99,41 @@ class Znode(NamedTuple):
 
 class FencedWrite(NamedTuple):
     """A write operation that ZooKeeper executes only on one certain session. `add` is a function that adds the
-    operation to a transaction.
+    operation to a transaction; its second argument is the access rights for the znode, if the operation creates one.
     """
 
     path: str
-    add: Callable[[TransactionRequest], None]
+    add: Callable[[TransactionRequest, list[ACL]], None]
+    creates: bool = False
 
 
 def create_ephemeral(path: str, data: bytes) -> FencedWrite:
-    return FencedWrite(path, lambda operations: operations.create(path, data, ephemeral=True))
+    return FencedWrite(path, lambda operations, acl: operations.create(path, data, acl, ephemeral=True), creates=True)
 
 
 def create_persistent(path: str, data: bytes) -> FencedWrite:
-    return FencedWrite(path, lambda operations: operations.create(path, data))
+    return FencedWrite(path, lambda operations, acl: operations.create(path, data, acl), creates=True)
 
 
 def set_data(path: str, data: bytes, version: int = ANY_VERSION) -> FencedWrite:
     """Return a write that replaces the data of a znode. version: the version of the data to replace. If the data has
     another version when the write is executed, the write fails with BadVersionError.
     """
-    return FencedWrite(path, lambda operations: operations.set_data(path, data, version))
+    return FencedWrite(path, lambda operations, _acl: operations.set_data(path, data, version))
 
 
 def delete(path: str, version: int = ANY_VERSION) -> FencedWrite:
     """Return a write that deletes the znode. version: if the znode's data has another version when the write is
     executed, the write fails with BadVersionError.
     """
-    return FencedWrite(path, lambda operations: operations.delete(path, version))
+    return FencedWrite(path, lambda operations, _acl: operations.delete(path, version))
 
 
 def check_version(path: str, version: int) -> FencedWrite:
     """Return a write that changes nothing. If the znode does not exist, or its data has another version, the write
     fails with NoNodeError or BadVersionError, and so does the transaction that contains it.
     """
-    return FencedWrite(path, lambda operations: operations.check(path, version))
+    return FencedWrite(path, lambda operations, _acl: operations.check(path, version))
 
 
 class Znodes:
@@ -136,11 +143,18 @@ class Znodes:
     is lost, reads and the creation of persistent znodes are repeated until `timeout` is over, also on a new session.
     Fenced writes are not repeated. In a forked child, the methods raise ClientError. If an interrupt ends a call after
     its requests have begun, a thread that no interrupt reaches completes these requests, and only then the next call
-    begins.
+    begins. If ZooKeeper refuses a request because of a znode's access rights, the methods raise CoordinationRefused.
+
+    acls: decides the access rights of new znodes; without it, everybody has all rights on them. identity: how this
+    process identifies itself to ZooKeeper, in words for errors.
     """
 
-    def __init__(self, zk: Client, connect: str, timeout: float) -> None:
+    def __init__(
+        self, zk: Client, connect: str, timeout: float, acls: NodeAcls | None = None, identity: str = "nobody"
+    ) -> None:
         self._zk = zk
+        self._acls = acls
+        self._identity = identity
         self._connect = connect
         self._timeout = timeout
         self._server_reads_many = True  # until a server answers that it cannot
@@ -206,7 +220,68 @@ class Znodes:
         # A read costs far less than a refused write, which every server of the ensemble keeps in its log.
         missing = [path for path, node in zip(wanted, self.get_many(wanted), strict=True) if node is None]
         # Requests of one connection are executed in order, so an ancestor exists before its child is created.
-        self._repeat([partial(self._zk.create_async, path, None) for path in missing], NodeExistsError)
+        if missing:
+            self._guard.check()
+            self._aside.do(self._read_policy)
+        requests = [partial(self._zk.create_async, path, None, self._acl(path)) for path in missing]
+        self._repeat(requests, NodeExistsError)
+
+    # --- access rights ----------------------------------------------------------------------------------------------
+
+    def acls_many(self, paths: Sequence[str]) -> list[list[ACL] | None]:
+        """Return the access rights of each znode, in order; None for a znode that does not exist, and an empty list if
+        this process may not read them.
+        """
+        requests = [partial(self._zk.get_acls_async, path) for path in paths]
+        answers = self._repeat(requests, NoNodeError, returns_refusals=True)
+        return [None if each is None else [] if isinstance(each, NoAuthError) else each[0] for each in answers]
+
+    def set_acls_many(self, acls: Sequence[tuple[str, list[ACL]]]) -> list[str]:
+        """Replace the access rights of znodes, and return the paths of those whose rights this process may not change.
+        A znode that does not exist any more is skipped.
+        """
+        requests = [partial(self._zk.set_acls_async, path, acl) for path, acl in acls]
+        answers = self._repeat(requests, NoNodeError, returns_refusals=True)
+        return [path for (path, _), each in zip(acls, answers, strict=True) if isinstance(each, NoAuthError)]
+
+    def policy_changed(self) -> None:
+        """Read the policy again before the next znode is created. Any thread may call this method; it never waits."""
+        if self._acls is not None:
+            self._acls.changed()
+
+    def _acl(self, path: str) -> list[ACL]:
+        return OPEN_ACL_UNSAFE if self._acls is None else self._acls.of(path)
+
+    def _atomic_writes(self) -> int:
+        """Return ATOMIC_WRITES, or a smaller even number if the access rights need more bytes than that leaves."""
+        rights = 0 if self._acls is None else self._acls.bytes
+        fitting = _TRANSACTION_BYTES // (_WRITE_BYTES + rights)
+        return min(ATOMIC_WRITES, fitting - fitting % 2)
+
+    def _read_policy(self) -> None:
+        """Read the policy of the access rights, if it is not known, and watch it."""
+        acls = self._acls
+        if acls is None or acls.known:
+            return
+        began = acls.begin_read()
+        # The watch of `exists` also fires when the znode is created. The two requests are executed in this order.
+        requests = [partial(self._zk.exists_async, acls.path, acls.changed), partial(self._zk.get_async, acls.path)]
+        _, found = self._repeat_here(requests, NoNodeError)
+        acls.learn(began, None if found is None else found[0])
+
+    def refused(self, what: str, path: str, error: NoAuthError) -> CoordinationRefused:
+        """Return the error for a request that ZooKeeper has refused because of access rights. what: what the request
+        would do with the znode, such as "write".
+        """
+        policy = "the policy of the access rights" if self._acls is None else self._acls.path
+        refused = CoordinationRefused(
+            f"ZooKeeper does not let this process {what} {path}: it identifies itself as {self._identity}, and the "
+            f"access rights of this node or of its parent are for others: {policy} says for whom; give the process an "
+            "identity in [zookeeper] of its security.ini or profile, or change the rights with metaq security "
+            "zookeeper-acl (docs/security.md)"
+        )
+        refused.__cause__ = error
+        return refused
 
     # --- fenced writes ----------------------------------------------------------------------------------------------
 
@@ -226,6 +301,8 @@ class Znodes:
         self._guard.check()
         failures = self._aside.do(self._write, session_id, writes)
         for write, failure in zip(writes, failures, strict=True):
+            if isinstance(failure, NoAuthError):
+                raise self.refused("write", write.path, failure)
             if failure is not None and not isinstance(failure, expected):
                 raise CoordinationError(
                     f"cannot write ZooKeeper node {write.path}: {type(failure).__name__} {failure}"
@@ -246,10 +323,13 @@ class Znodes:
         return owned
 
     def _write(self, session_id: int, writes: Sequence[FencedWrite]) -> list[KazooException | None]:
+        if any(write.creates for write in writes):
+            self._read_policy()
         failures: list[KazooException | None] = []
-        for start in range(0, len(writes), ATOMIC_WRITES):
-            chunk = writes[start : start + ATOMIC_WRITES]
-            if len(chunk) > 1 and self._write_atomically(session_id, chunk) is None:
+        size = self._atomic_writes()
+        for start in range(0, len(writes), size):
+            chunk = writes[start : start + size]
+            if len(chunk) > 1 and self._outcome(*self._send(session_id, chunk)) is None:
                 failures += [None] * len(chunk)
             else:
                 sent = [self._send(session_id, [write]) for write in chunk]
@@ -266,12 +346,19 @@ class Znodes:
         return self._aside.do(self._write_atomically, session_id, writes)
 
     def _write_atomically(self, session_id: int, writes: Sequence[FencedWrite]) -> KazooException | None:
-        return self._outcome(*self._send(session_id, writes))
+        if any(write.creates for write in writes):
+            self._read_policy()
+        transaction, result = self._send(session_id, writes)
+        failure = self._outcome(transaction, result)
+        if isinstance(failure, NoAuthError):
+            answers = zip(writes, result.get(), strict=True)
+            raise self.refused("write", next(each.path for each, answer in answers if answer is failure), failure)
+        return failure
 
     def _send(self, session_id: int, writes: Sequence[FencedWrite]) -> tuple[FencedTransaction, Any]:
         transaction = FencedTransaction(self._zk, session_id, time.monotonic() + self._timeout)
         for write in writes:
-            write.add(transaction.operations)
+            write.add(transaction.operations, self._acl(write.path) if write.creates else OPEN_ACL_UNSAFE)
         return transaction, transaction.send()
 
     def _outcome(self, transaction: FencedTransaction, result: Any) -> KazooException | None:
@@ -309,21 +396,33 @@ class Znodes:
     def _read_together(self, paths: Sequence[str], many: Callable[[Sequence[str]], Any]) -> list[Any]:
         requests = [partial(many, paths[start : start + _READS]) for start in range(0, len(paths), _READS)]
         answers = [answer for each in self._repeat(requests, NoNodeError) for answer in each]
-        failed = next((each for each in answers if isinstance(each, Exception) and not _absent(each)), None)
-        if failed is not None:
-            raise failed
+        for path, answer in zip(paths, answers, strict=True):
+            if isinstance(answer, NoAuthError):
+                raise self.refused("read", path, answer)
+            if isinstance(answer, Exception) and not _absent(answer):
+                raise answer
         return [None if _absent(each) else each for each in answers]
 
     # --- pipelining -------------------------------------------------------------------------------------------------
 
-    def _repeat(self, requests: Sequence[Callable[[], Any]], absent: type[KazooException]) -> list[Any]:
+    def _repeat(
+        self,
+        requests: Sequence[Callable[[], Any]],
+        absent: type[KazooException],
+        *,
+        returns_refusals: bool = False,
+    ) -> list[Any]:
         """Make all requests, and return their results in order. If the connection was lost before the answer to a
-        request came, repeat the request. If a request fails with the error `absent`, its result is None.
+        request came, repeat the request. If a request fails with the error `absent`, its result is None. If ZooKeeper
+        refuses a request because of a znode's access rights, raise CoordinationRefused, or with `returns_refusals` let
+        the NoAuthError be its result.
         """
         self._guard.check()
-        return self._aside.do(self._repeat_here, requests, absent)
+        return self._aside.do(self._repeat_here, requests, absent, returns_refusals)
 
-    def _repeat_here(self, requests: Sequence[Callable[[], Any]], absent: type[KazooException]) -> list[Any]:
+    def _repeat_here(
+        self, requests: Sequence[Callable[[], Any]], absent: type[KazooException], returns_refusals: bool = False
+    ) -> list[Any]:
         deadline = time.monotonic() + self._timeout
         answers: list[Any] = [None] * len(requests)
         waiting = list(range(len(requests)))
@@ -339,6 +438,12 @@ class Znodes:
                         continue
                     except absent:
                         answers[index] = None
+                    except NoAuthError as error:
+                        request = requests[index]
+                        path = request.args[0] if isinstance(request, partial) else ""
+                        if not returns_refusals:
+                            raise self.refused("read or change", str(path), error) from error
+                        answers[index] = error
                     deadline = time.monotonic() + self._timeout  # answered: thousands of requests may take longer
             waiting = again
             if waiting:

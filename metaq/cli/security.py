@@ -11,6 +11,7 @@ import click
 
 from .options import Parsed, dry_run_option, json_option, zk_option
 from .output import echo
+from .zookeeper_acl import zookeeper_acl
 
 if TYPE_CHECKING:
     from metaq.client.transport.wire import Endpoint
@@ -91,6 +92,9 @@ def client(directory: Path, name: str) -> None:
 
     profile = make_client(directory.resolve(), name)
     echo(f"made {profile}; copy its folder to the client's machine, then: export METAQ_PROFILE={profile}")
+
+
+security.add_command(zookeeper_acl)
 
 
 # --- the mode of a cluster --------------------------------------------------------------------------------------------

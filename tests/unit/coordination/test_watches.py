@@ -3,14 +3,16 @@
 from collections import deque
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from kazoo.exceptions import ConnectionLoss, NoAuthError, NoNodeError
+from kazoo.exceptions import ConnectionLoss, NoAuthError, NoNodeError, OperationTimeoutError
 from kazoo.protocol.states import EventType, KeeperState, WatchedEvent
 
+from metaq.coordination.session.kazoo_client import Client
 from metaq.coordination.session.watches import ChildrenWatcher, DataWatcher
 from metaq.coordination.session.zk_session import SessionEvent
+from metaq.coordination.session.znodes import Znodes
 from metaq.protocol.errors import CoordinationUnavailable
 
 PATH = "/meta/consumers/g/ids"
@@ -58,6 +60,7 @@ class FakeSession:
             get_async=lambda _path, watch: self.request("data", watch),
             exists_async=lambda _path, watch: self.request("exists", watch),
         )
+        self.nodes = Znodes(cast(Client, self.zk), "zk:2181", 1.0)
         self.on_session = self.listeners.append
         self.off_session = self.listeners.remove
 
@@ -183,9 +186,11 @@ def test_a_lost_read_waits_for_the_connection(session, seen):
     assert seen == [["a"]]
 
 
-def test_another_error_is_logged_and_tried_again_later(session, seen, caplog):
-    session.answer(error=NoAuthError())
+@pytest.mark.parametrize("error", [NoAuthError(), OperationTimeoutError()])
+def test_another_error_is_logged_and_tried_again_later(session, seen, caplog, error):
+    session.answer(error=error)
     assert PATH in caplog.text
+    assert ("does not let this process read" in caplog.text) == isinstance(error, NoAuthError)
     (again,) = session.later
     again()
     session.answer(["a"])

@@ -10,6 +10,8 @@ from metaq.broker.configuration.security_ini import read_security
 from metaq.client.settings.config import ConnectionConfig
 from metaq.client.settings.profile import PROFILE
 from metaq.client.settings.tls_config import TlsConfig
+from metaq.client.settings.user_config import UserConfig
+from metaq.client.transport.zookeeper import zk_session
 from metaq.coordination.runtime.certificates import CertificateFiles
 from metaq.coordination.session.kazoo_client import Client
 from metaq.coordination.session.zk_tls import ZkTls
@@ -67,9 +69,28 @@ def test_security_ini_has_a_section_for_zookeeper(pki):
     assert read_security(str(path)).zookeeper is None
 
 
+def secret(path, text="sixteen characters\n"):
+    path.write_text(text)
+    path.chmod(0o600)
+
+
+@pytest.mark.parametrize(("files", "uses_tls"), [("", False), ("ca = ca.pem\n", True)])
+def test_security_ini_has_a_login_for_zookeeper_which_alone_means_no_tls(pki, files, uses_tls):
+    path = pki / "mq1" / "zookeeper.ini"
+    secret(pki / "mq1" / "zk.password")
+    path.write_text(f"[tls]\n{BOTH}[zookeeper]\n{files}user = metaq\npasswordFile = zk.password\n")
+    found = read_security(str(path))
+    assert found.zookeeper_login is not None
+    assert found.zookeeper_login.credentials == "metaq:sixteen characters"
+    assert (found.zookeeper is not None) == uses_tls
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("user = metaq\n", "zookeeper.passwordFile=: write both user and passwordFile"),
+        ("passwordFile = ca.pem\n", "zookeeper.user=: write both user and passwordFile"),
+        ("user = metaq\npasswordFile = none\n", "zookeeper.passwordFile=.*none: it cannot be read"),
         ("plain = nowhere\n", "is not a key of .zookeeper."),
         ("ca = none.pem\n", "zookeeper.ca=.*none.pem: it cannot be read"),
         ("ca = ca.pem\nca = ca.pem\n", "ca=ca.pem: stands there a second time"),
@@ -97,6 +118,24 @@ def test_a_profile_says_which_connections_use_tls(tmp_path, monkeypatch, text, t
     config = ConnectionConfig()
     for found, name in ((config.tls, tls), (config.zookeeper_tls, zookeeper)):
         assert found == (name and TlsConfig(ca=str(tmp_path / name)))
+
+
+@pytest.mark.parametrize("uses_tls", [False, True])
+def test_a_profile_has_a_login_for_zookeeper(pki, tmp_path, monkeypatch, uses_tls):
+    files = f"ca = {pki / 'ca.pem'}\n" if uses_tls else ""
+    (tmp_path / "p.ini").write_text(f"[zookeeper]\n{files}user = apps\npasswordFile = secret\n")
+    secret(tmp_path / "secret")
+    monkeypatch.setenv(PROFILE, str(tmp_path / "p.ini"))
+    config = ConnectionConfig()
+    assert config.zookeeper_user == UserConfig("apps", "sixteen characters")
+    assert (config.zookeeper_tls is not None) == uses_tls
+    assert config.user is None
+    session = zk_session("127.0.0.1:2181", config=config)
+    assert session.login is not None
+    assert session.login.identity.startswith("digest:apps:")
+    (tmp_path / "p.ini").write_text("[zookeeper]\nuser = apps\n")
+    with pytest.raises(ConfigError, match="write both user and passwordFile"):
+        ConnectionConfig()
 
 
 def test_a_section_with_a_wrong_name_is_not_taken_for_no_tls(tmp_path):
