@@ -22,9 +22,11 @@ from pathlib import Path
 from metaq.client.settings.config import ConnectionConfig
 from metaq.client.settings.tls_config import TlsConfig
 from metaq.client.settings.user_config import UserConfig
+from metaq.coordination.records.acl_policy import ANYBODY
 from metaq.coordination.runtime.certificates import CertificateFiles
 from metaq.coordination.security.passwords import random_password
 from metaq.coordination.security.security_admin import SecurityAdmin
+from metaq.coordination.security.zookeeper_acls import apply_policy, read_policy
 from metaq.coordination.servers.server_tls import ServerTls
 from metaq.coordination.session.zk_session import ZkSession
 from metaq.coordination.standalone.distinguished_names import certificate_name
@@ -169,13 +171,12 @@ class ClusterSecurity:
             )
 
     def enforce(self, session: ZkSession) -> None:
-        """Let ZooKeeper have the admin and the mode ENFORCE. Brokers must not run yet. Raises ConfigError if the
-        profile names a user who does not exist any more, and the errors of SecurityAdmin.
+        """Let ZooKeeper have the ACLs, the admin and the mode ENFORCE. Brokers must not run yet. Raises ConfigError if
+        the profile names a user who does not exist any more, and the errors of SecurityAdmin and apply_policy().
         """
-        # ACLs belong here, before the first znode is made: a policy that gives `self.identities` all rights on the
-        # cluster's znodes, and everybody ("world:anyone") the rights of clients.
         user, admin = self._user(), SecurityAdmin(session)
         state = admin.read()
+        self._protect_znodes(session)
         is_known = user.name in state.users or user.name in state.damaged
         if self._is_new or state.mode is None:
             if is_known:
@@ -189,6 +190,19 @@ class ClusterSecurity:
         if state.mode not in (None, AccessMode.ENFORCE) or "" in state.damaged:
             admin.set_mode(AccessMode.ENFORCE)
             self._tell(f"the mode was {'damaged' if '' in state.damaged else state.mode}: it is enforce again")
+
+    def _protect_znodes(self, session: ZkSession) -> None:
+        """Give the brokers and the admin all rights on all znodes, besides those who have them already."""
+        identities = self.identities
+        if not identities:
+            return
+        policy = read_policy(session)
+        if policy is None:
+            cluster, clients = identities, [str(ANYBODY)]
+        else:
+            cluster = list(dict.fromkeys([*map(str, policy.cluster), *identities]))
+            clients = list(map(str, policy.clients))
+        apply_policy(session, cluster, clients, first_mode=AccessMode.ENFORCE)
 
     def serves_admin(self, session: ZkSession, processes: int) -> bool:
         """Return whether this number of broker processes let the admin log in, and enforce grants. The brokers are

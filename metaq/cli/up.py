@@ -185,8 +185,10 @@ def steps_of_users(connect_string: str, topic: str, profile: Path, *, zookeeper_
     grants = AccessGrant(AccessOperation.SEND, topic), AccessGrant(AccessOperation.CONSUME, topic, group)
     options = " ".join(f"--can {shlex.quote(str(grant))}" for grant in grants)
     literal = json.dumps(topic, ensure_ascii=False)
-    lacks = "TLS, but no ACLs" if zookeeper_tls else "no TLS"
-    here = f"ZooKeeper has {lacks}: any program on this machine can change it"
+    if zookeeper_tls:
+        here = "ZooKeeper lets everybody on this machine change groups and offsets, and nothing else"
+    else:
+        here = "ZooKeeper has no TLS: any program on this machine can change it"
     return f"""only users may use the brokers, over TLS; {here}
 try, in another terminal:
   export METAQ_ZK={connect_string} METAQ_PROFILE={shlex.quote(str(profile))}
