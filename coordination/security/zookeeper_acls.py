@@ -221,7 +221,10 @@ def _write_policy(session: ZkSession, policy: AclPolicy, data: bytes, first_mode
 def _entries(session: ZkSession) -> list[str]:
     """Return the znodes below which others create znodes, so that no client has to create one of these itself."""
     paths = session.paths
-    brokers = (paths.broker_ids(), paths.broker_zones(), paths.broker_sets(), paths.moves(), paths.topics())
+    brokers = (
+        *(paths.broker_ids(), paths.broker_zones(), paths.broker_listeners_parent(), paths.broker_sets()),
+        *(paths.moves(), paths.topics()),
+    )
     return [*brokers, paths.topics_pub(), paths.topics_sub(), paths.groups(), paths.spark_writes()]
 
 

@@ -35,7 +35,7 @@ AREAS = {
     **dict.fromkeys(("group_owners", "owners", "owner"), Area.CLIENT),
     **dict.fromkeys(("group_offsets", "offsets", "offset"), Area.CLIENT),
     **dict.fromkeys(("broker_ids", "broker", "master", "slave", "master_config_checksum"), Area.CLUSTER),
-    **dict.fromkeys(("broker_zones", "broker_zone"), Area.CLUSTER),
+    **dict.fromkeys(("broker_zones", "broker_zone", "broker_listeners_parent", "broker_listeners"), Area.CLUSTER),
     **dict.fromkeys(("broker_sets", "broker_set", "set_nodes", "set_node"), Area.CLUSTER),
     **dict.fromkeys(("moves", "topic_moves", "move"), Area.CLUSTER),
     **dict.fromkeys(("topics", "topic", "topic_broker"), Area.CLUSTER),
