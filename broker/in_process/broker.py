@@ -225,13 +225,13 @@ class InProcessBroker:
             "maxSegmentSize": 16 << 20,
             "maxTransferSize": 1 << 20,
         }
-        zookeeper = {
+        zookeeper: dict[str, object] = {
             "zk.zkConnect": self._zookeeper,
             "zk.zkSessionTimeoutMs": 30_000,
             "zk.zkConnectionTimeoutMs": int(_START_SECONDS * 1000),
             "zk.zkSyncTimeMs": 0,  # when it stops, clients get no time to move
         }
-        sections = {"system": system | self._settings, "zookeeper": zookeeper}
+        sections: dict[str, BrokerSettings] = {"system": system | self._settings, "zookeeper": zookeeper}
         topics = self._topics or _NO_TOPICS
         sections |= {f"topic={name}": keys for name, keys in topics.items()}
         return "".join(
@@ -343,7 +343,6 @@ class _Life:
         call(self.reactor, lambda: begin().addBoth(fired))
         done.wait()
         if isinstance(results[0], Failure):
-            error: BaseException = results[0].value
-            raise error
+            results[0].raiseException()
         found: T = results[0]
         return found

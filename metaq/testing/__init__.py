@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .cluster import Cluster as Cluster
+    from .cluster import RealCluster as Cluster
     from .fake_broker import FakeBroker as FakeBroker
     from .fake_broker import FakeCluster as FakeCluster
     from .handling import dead_letters as dead_letters
@@ -38,7 +38,8 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{home}"), name)
+    defined_as = "RealCluster" if name == "Cluster" else name  # no two classes of metaq have the same name
+    value = getattr(import_module(f"{__name__}.{home}"), defined_as)
     if name in _DEPRECATED:
         warnings.warn(
             f"metaq.testing.{name} only imitates a broker and will be removed in the next release: use "

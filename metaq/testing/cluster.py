@@ -29,7 +29,7 @@ from metaq.protocol.errors import ConfigError, NoPartition, RequestTimedOut
 from .expectations import Expected
 from .handling import DEFAULT_RETRY, dead_letters, handle_all
 
-__all__ = ["Cluster", "Topics"]
+__all__ = ["RealCluster", "Topics"]
 
 Topics = Mapping[str, int | BrokerSettings] | Iterable[str]
 """The topics of a cluster: their names, or for each name the number of partitions on each broker or keys of the topic's
@@ -42,9 +42,9 @@ _POLL_SECONDS = 0.005
 _names = itertools.count(1)
 
 
-class Cluster:
-    """Real brokers, on real sockets, inside this process, for the time of a `with` block or from `start` to `stop`. Use
-    a cluster on one thread.
+class RealCluster:
+    """`metaq.testing.Cluster`: real brokers, on real sockets, inside this process, for the time of a `with` block or
+    from `start` to `stop`. Use a cluster on one thread.
 
     The brokers' files are in a temporary directory in memory (/dev/shm), or on the disk if there is no /dev/shm; they
     are written but not synced.

@@ -12,7 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from metaq.broker.standalone.in_process import InProcessZooKeeper
 
-    from .cluster import Cluster, Topics
+    from .cluster import RealCluster, Topics
 
 __all__ = ["metaq", "metaq_cluster", "metaq_topics", "metaq_zookeeper"]
 
@@ -35,11 +35,11 @@ def metaq_zookeeper() -> Iterator[InProcessZooKeeper]:
 
 
 @pytest.fixture(scope="session")
-def metaq_cluster(metaq_zookeeper: InProcessZooKeeper) -> Iterator[Cluster]:
+def metaq_cluster(metaq_zookeeper: InProcessZooKeeper) -> Iterator[RealCluster]:
     """A cluster of one broker, which all tests of the run share. It has no topics before a test creates them."""
-    from .cluster import Cluster
+    from .cluster import RealCluster
 
-    with Cluster(zookeeper=metaq_zookeeper) as cluster:
+    with RealCluster(zookeeper=metaq_zookeeper) as cluster:
         yield cluster
 
 
@@ -52,11 +52,11 @@ def metaq_topics() -> Topics:
 @pytest.fixture
 def metaq(
     request: pytest.FixtureRequest, metaq_zookeeper: InProcessZooKeeper, metaq_topics: Topics
-) -> Iterator[Cluster]:
+) -> Iterator[RealCluster]:
     """A cluster for this test alone. The marker `metaq` has its arguments."""
-    from .cluster import Cluster
+    from .cluster import RealCluster
 
     marker = request.node.get_closest_marker("metaq")
     options: dict[str, Any] = {"topics": metaq_topics} if marker is None else {"topics": metaq_topics, **marker.kwargs}
-    with Cluster(zookeeper=metaq_zookeeper, **options) as cluster:
+    with RealCluster(zookeeper=metaq_zookeeper, **options) as cluster:
         yield cluster
