@@ -1,4 +1,6 @@
-"""Run a broker process, from reading server.ini to a clean stop."""
+"""Run a broker, from reading server.ini to a clean stop. `OneBroker` is the broker, and `BrokerProcess` is the process
+around it, with its signals and limits. `in_process/` runs a `OneBroker` without a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
@@ -47,8 +51,10 @@ from .runtime.schedule import Schedule
 from .runtime.scheduled_calls import ScheduledCalls, repeat
 from .runtime.threads import DaemonThreads, DiskThread, run_in_pool
 from .store.directories import what_others_may
+from .store.files import REAL_FILES, Files
 from .store.retention import RemovedSegment
 from .store.store import Store, TopicStoreConfig
+from .store.worker_turns import RunInThread
 
 if TYPE_CHECKING:
     from metaq.coordination.records.payloads import ListenerAddress
@@ -62,7 +68,7 @@ if TYPE_CHECKING:
     from .network.tls import Certificates
     from .partitions.registration import Registration
 
-__all__ = ["run"]
+__all__ = ["BrokerProcess", "OneBroker", "run"]
 
 _log = logging.getLogger(__name__)
 
@@ -129,9 +135,7 @@ def run(
 
 
 class BrokerProcess:
-    """Creates and runs all objects of one broker process. `run` blocks until the process is told to stop; all other
-    methods are called on the reactor thread.
-    """
+    """The process of one broker: its limits, its signals, and the reactor that serves only this broker."""
 
     def __init__(
         self,
@@ -143,10 +147,75 @@ class BrokerProcess:
         options: BrokerOptions = BrokerOptions(),  # noqa: B008
         rng: random.Random | None = None,
     ) -> None:
+        """See OneBroker."""
+        self._reactor = reactor
+        self._one = OneBroker(config, reactor, files=files, plugins=plugins, options=options, rng=rng)
+        self._one.on_serving = self._tell_serving
+        self._one.on_end = reactor.stop
+
+    def run(self) -> int:
+        """Serve until the process is told to stop. Raises MetaqError if the broker cannot start."""
+        max_connections = _raise_descriptor_limit()
+        self._reactor.suggestThreadPoolSize(_WORKER_THREADS)
+        self._one.open(
+            WorkerThreads(
+                partial(run_in_pool, self._reactor, self._reactor.getThreadPool()),
+                DaemonThreads(self._reactor, "filters", FILTER_THREADS),
+                DaemonThreads(self._reactor, "cold reads", tuning.MAX_COLD_READS),
+            ),
+            DiskThread(self._reactor, "journal"),
+        )
+        try:
+            self._one.listen(max_connections)
+            self._reactor.callWhenRunning(self._one.start)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, self._signalled)
+            signal.signal(signal.SIGHUP, self._reload_signalled)
+            keep_for_good()
+            self._reactor.run(installSignalHandlers=False)
+        finally:
+            self._one.close()
+        if self._one.failure is not None:
+            raise self._one.failure
+        _log.info("stopped: %s", self._one.what_is_unsynced())
+        return 0
+
+    def _tell_serving(self) -> None:
+        broker = self._one.broker
+        print(
+            f"metaq broker {broker.config.broker_id} serving {broker.url} (data {', '.join(broker.store.data_paths)})",
+            flush=True,
+        )
+
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
+        self._reactor.callFromThread(self._one.stop)
+
+    def _reload_signalled(self, number: int, frame: FrameType | None) -> None:
+        self._reactor.callFromThread(self._one.reload)
+
+
+class OneBroker:
+    """Creates and runs all objects of one broker. Call `open`, `listen` and `start`; after a `stop` and its `on_end`,
+    call `close`. While the reactor runs, all methods are called on its thread.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        reactor: Any,
+        *,
+        files: ConfigFiles | None = None,
+        plugins: Plugins = NO_PLUGINS,
+        options: BrokerOptions = BrokerOptions(),  # noqa: B008
+        rng: random.Random | None = None,
+        store_files: Files = REAL_FILES,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         """reactor: Twisted's reactor for time, descriptors and threads. files: the paths of the files that `config` was
         read from; a reload reads these files again.
 
-        rng: used to choose a partition for each put that does not name one.
+        rng: used to choose a partition for each put that does not name one. store_files: the store's access to the file
+        system. clock: the wall clock; returns seconds since 1970.
         """
         self._config = config
         self._files = files
@@ -154,8 +223,16 @@ class BrokerProcess:
         self._options = options
         self._reactor = reactor
         self._rng = rng
+        self._store_files = store_files
+        self._clock = clock
+        self._closing = ExitStack()
         self._grace_seconds = config.zookeeper.sync_time_ms / 1000
-        self._failure: BaseException | None = None
+        self.failure: BaseException | None = None
+        """Why the broker could not start, or None."""
+        self.on_serving: Callable[[], object] = lambda: None
+        """Called when the broker serves clients and is registered in ZooKeeper."""
+        self.on_end: Callable[[], object] = lambda: None
+        """Called when the broker has left ZooKeeper and has closed its port and its connections."""
         self._stopping = False
         self._hurried = False  # set by a second signal
         self._hurry: Deferred[None] | None = None  # a second signal cancels it
@@ -164,27 +241,22 @@ class BrokerProcess:
         self._audit_timers: list[tuple[float, Callable[[], object]]] = []
         self._opened = ""  # the start's report on the data directories
 
-    def run(self) -> int:
-        """Serve until the process is told to stop. Raises MetaqError if the broker cannot start."""
+    def open(self, threads: WorkerThreads, journal: RunInThread) -> None:
+        """Open the data directories, and create the broker's objects. journal: runs only the journal's work. Raises
+        MetaqError; after an error everything is closed again.
+        """
+        with ExitStack() as opened:
+            self._open(threads, journal, opened)
+            self._closing = opened.pop_all()
+
+    def _open(self, threads: WorkerThreads, journal: RunInThread, opened: ExitStack) -> None:
         security = None if self._options.security is None else _security(self._options.security)
         self._certificates = None if security is None else _certificates(security)
         if security is not None:
             load_scramp()
         audit_file = None if security is None or security.audit is None else AuditFile(security.audit)
-        try:
-            return self._run(audit_file)
-        finally:
-            if audit_file is not None:
-                audit_file.close()
-
-    def _run(self, audit_file: AuditFile | None) -> int:
-        max_connections = _raise_descriptor_limit()
-        self._reactor.suggestThreadPoolSize(_WORKER_THREADS)
-        threads = WorkerThreads(
-            partial(run_in_pool, self._reactor, self._reactor.getThreadPool()),
-            DaemonThreads(self._reactor, "filters", FILTER_THREADS),
-            DaemonThreads(self._reactor, "cold reads", tuning.MAX_COLD_READS),
-        )
+        if audit_file is not None:
+            opened.callback(audit_file.close)
         filters = load_filters(self._config)
         store = Store(
             self._config.data_paths,
@@ -192,60 +264,65 @@ class BrokerProcess:
             self._data_path,
             kinds=KINDS,
             run_in_thread=threads.disk,
-            run_journal=DiskThread(self._reactor, "journal"),
+            run_journal=journal,
+            files=self._store_files,
+            clock=self._clock,
             disk_reserve=self._options.disk_reserve,
         )
         started = time.monotonic()
         store.open()
+        opened.callback(store.close)
         self._opened = _what_opened(store, time.monotonic() - started)
         for warning in map(what_others_may, store.data_paths):
             if warning is not None:
                 _log.warning("%s", warning)
-        try:
-            if self._plugins.samsa is not None and self._plugins.samsa.recover_offset:
-                from .replication.recover_offsets import recover_offsets  # imports kazoo: only if configured
+        if self._plugins.samsa is not None and self._plugins.samsa.recover_offset:
+            from .replication.recover_offsets import recover_offsets  # imports kazoo: only if configured
 
-                recover_offsets(self._config, store, self._zookeeper_tls, self._zookeeper_login)
-            self.broker = Broker(
-                self._config,
-                store,
-                reactor=self._reactor,
-                threads=threads,
-                rng=self._rng,
-                on_topic=self._topic_appeared,
-                filters=filters,
-                options=self._options,
-                dialer=Dialer(self._reactor, None if self._certificates is None else self._certificates.to_brokers),
-            )
-            self.broker.certificates = self._certificates
-            if audit_file is not None:
-                self._audit_to(audit_file)
-            self._roles = Roles(self._plugins, self.broker, self._config, self._files)
-            self.broker.check_sections(self._config, self._files.ini if self._files is not None else "server.ini")
-            if self._config.node is None:  # otherwise the node opens it when it leads
-                self.broker.transactions.open()
-            for kept in self.broker.partitions.kept():
-                _log.warning("%s", kept)
-            try:
-                self._serve(max_connections)
-            finally:
-                if self.broker.access.audit is not None:
-                    self.broker.access.audit.close()
-                self.broker.transactions.close()
-        finally:
-            store.close()
-        if self._failure is not None:
-            raise self._failure
-        unsynced = sum(log.synced_end < log.end_offset for log in store.logs())
-        _log.info("stopped: %s", f"partitions not synced: {unsynced}" if unsynced else "all partitions are synced")
-        return 0
+            recover_offsets(self._config, store, self._zookeeper_tls, self._zookeeper_login)
+        self.broker = Broker(
+            self._config,
+            store,
+            reactor=self._reactor,
+            threads=threads,
+            clock=self._clock,
+            rng=self._rng,
+            on_topic=self._topic_appeared,
+            filters=filters,
+            options=self._options,
+            dialer=Dialer(self._reactor, None if self._certificates is None else self._certificates.to_brokers),
+        )
+        self.broker.certificates = self._certificates
+        if audit_file is not None:
+            self._audit_to(audit_file)
+        self._roles = Roles(self._plugins, self.broker, self._config, self._files)
+        self.broker.check_sections(self._config, self._files.ini if self._files is not None else "server.ini")
+        if self._config.node is None:  # otherwise the node opens it when it leads
+            self.broker.transactions.open()
+        for kept in self.broker.partitions.kept():
+            _log.warning("%s", kept)
+        opened.callback(self._close_broker)
+
+    def close(self) -> None:
+        """Sync and close the data directories. Blocks until all data are on the disk."""
+        self._closing.close()
+
+    def _close_broker(self) -> None:
+        if self.broker.access.audit is not None:
+            self.broker.access.audit.close()
+        self.broker.transactions.close()
+
+    def what_is_unsynced(self) -> str:
+        """Return a text for the log that says, after `close`, whether all partitions are synced."""
+        unsynced = sum(log.synced_end < log.end_offset for log in self.broker.store.logs())
+        return f"partitions not synced: {unsynced}" if unsynced else "all partitions are synced"
 
     def _audit_to(self, file: AuditFile) -> None:
         audit = self.broker.access.audit = Audit(file.write, self.broker.now_ms, self._reactor.seconds)
         self._audit_timers = [(_AUDIT_SECONDS, audit.tick), (_AUDIT_SECONDS, file.tick)]
 
-    def _serve(self, max_connections: int) -> None:
-        """Listen on the broker's port, and run the reactor until the process is told to stop."""
+    def listen(self, max_connections: int) -> None:
+        """Listen on the broker's port. max_connections: the most connections of clients. Raises ConfigError."""
         self._offer_reload()
         self._gate = gate = make_gate(self.broker)
         self.broker.access.changed = self._access_changed
@@ -253,20 +330,14 @@ class BrokerProcess:
         if self._config.node is None and not self._roles.registers:
             self.broker.access.see(None)  # without ZooKeeper there are no users
         main = None if self._certificates is None else self._certificates.main_rules
-        self._factory = SessionFactory(self.broker, gate, max_connections, http=self._has_http, main=main)
+        self.sessions = SessionFactory(self.broker, gate, max_connections, http=self._has_http, main=main)
         if self._roles.registers and self._roles.slave_id is None:  # before listening: see Partitions.use_moves
             self.broker.partitions.use_moves(MoveTable(self._config.broker_id, known=False))
-        self._ports = [listen(self.broker, self._factory, self._reactor, self._certificates)]
+        self._ports = [listen(self.broker, self.sessions, self._reactor, self._certificates)]
         warn_if_open(self.broker, self._certificates)
         if self._certificates is not None:
-            self._ports += listen_further(self.broker, self._factory, self._reactor, self._certificates)
+            self._ports += listen_further(self.broker, self.sessions, self._reactor, self._certificates)
         self._http = self._open_http(gate)
-        self._reactor.callWhenRunning(self._start)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._signalled)
-        signal.signal(signal.SIGHUP, self._reload_signalled)
-        keep_for_good()
-        self._reactor.run(installSignalHandlers=False)
 
     @property
     def _zookeeper_tls(self) -> CertificateFiles | None:
@@ -318,9 +389,10 @@ class BrokerProcess:
 
     # --- starting -----------------------------------------------------------------------------------------------------
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start the broker's timers, and register it in ZooKeeper; `on_serving` is called when this is done."""
         store = self.broker.store
-        self._retention = ScheduledCalls(self._schedules(), self._apply_retention, self._reactor)
+        self._retention = ScheduledCalls(self._schedules(), self._apply_retention, self._reactor, self._local_time)
         timers: list[tuple[float, Callable[[], object], str]] = [
             (_TICK_SECONDS, store.tick, "the store's timer"),
             (_TICK_SECONDS, self.broker.transactions.tick, "the transactions' timer"),
@@ -362,11 +434,7 @@ class BrokerProcess:
         self._roles.start(self._registration)
         if not self._stopping:
             self._serving = True
-            print(
-                f"metaq broker {self._config.broker_id} serving {self.broker.url} "
-                f"(data {', '.join(self.broker.store.data_paths)})",
-                flush=True,
-            )
+            self.on_serving()
             _log.info("%s", self._opened)
 
     def _make_moves(self, session: ZkSession, registration: Registration) -> BrokerMoves:
@@ -438,8 +506,8 @@ class BrokerProcess:
         self.broker.parked.wake_all()  # whoever waits may not be permitted to wait any more
 
     def _fail(self, failure: Failure) -> None:
-        self._failure = failure.value
-        self._stop()
+        self.failure = failure.value
+        self.stop()
 
     def _topic_appeared(self, name: str, config: TopicConfig) -> None:
         if self._registration is not None and self._roles.slave_id is None:  # a slave offers its master's topics
@@ -461,10 +529,8 @@ class BrokerProcess:
 
     # --- reading server.ini again -------------------------------------------------------------------------------------
 
-    def _reload_signalled(self, number: int, frame: FrameType | None) -> None:
-        self._reactor.callFromThread(self._reload)
-
-    def _reload(self) -> None:
+    def reload(self) -> None:
+        """Read the configuration files again. If this fails, the log says why, and no setting changes."""
         self.broker.reload_config().addErrback(_log_failed_reload)
 
     def _offer_reload(self) -> None:
@@ -485,21 +551,37 @@ class BrokerProcess:
     def _schedules(self) -> list[Schedule]:
         return [self._config.system.delete_when, *(topic.delete_when for topic in self._config.topics.values())]
 
+    def _local_time(self) -> datetime:
+        return datetime.fromtimestamp(self._clock())
+
     # --- stopping -----------------------------------------------------------------------------------------------------
 
-    def _signalled(self, number: int, frame: FrameType | None) -> None:
-        self._reactor.callFromThread(self._stop)
-
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """Stop serving; `on_end` is called at the end. A second call ends the waiting time for clients at once."""
         if self._stopping:
             self._hurried = True  # even if there is nothing to cancel yet
             if self._hurry is not None:
                 self._hurry.cancel()
             return
         self._stopping = True
-        if self._failure is None:
+        if self.failure is None:
             _log.info("stopping")
-        ensureDeferred(self._leave()).addErrback(self._log_failed_stop).addBoth(lambda _: self._reactor.stop())
+        ensureDeferred(self._leave()).addErrback(self._log_failed_stop).addBoth(lambda _: self.on_end())
+
+    def leave_at_once(self) -> None:
+        """Close the ZooKeeper session, if there is one, without anything else that `stop` does. Not called on the
+        reactor's thread, because it waits for ZooKeeper.
+        """
+        if self._registration is not None:
+            self._registration.end()
+
+    def vanish(self) -> None:
+        """Close the broker's ports and connections at once, without anything else that `stop` does."""
+        self.sessions.abort_all("killed")
+        for port in self._ports:
+            port.stopListening()  # type: ignore[no-untyped-call]
+        if self._http is not None:
+            ensureDeferred(self._http.close())
 
     async def _leave(self) -> None:
         """Stop serving: unregister the broker from ZooKeeper, serve clients for zkSyncTimeMs milliseconds after that,
@@ -519,7 +601,7 @@ class BrokerProcess:
             await port.stopListening()  # type: ignore[no-untyped-call]
         if self._http is not None:
             await self._http.close()
-        self._factory.close_all()
+        self.sessions.close_all()
         deadline = self._reactor.seconds() + _CLOSE_SECONDS
         while self.broker.connections and self._reactor.seconds() < deadline:
             await self._pause(0.02)

@@ -139,6 +139,18 @@ class SessionFactory(Factory):
         for session in list(self._sessions):
             session.close()
 
+    def abort_all(self, why: str) -> None:
+        """Close every connection at once; answers that are not sent yet are lost. why: the reason, for the log."""
+        for session in list(self._sessions):
+            session.abort(why)
+
+    def forgive(self, seconds: float) -> None:
+        """Let every connection count as active `seconds` later than it was, because the clock is about to jump by as
+        much. Otherwise the jump would make all connections idle.
+        """
+        for session in self._sessions:
+            session.last_active += seconds
+
     def _lost_of(self, rules: ListenerRules, session: Session) -> None:
         if session in self._sessions:
             self._broker.listeners[rules.name].connections -= 1

@@ -97,7 +97,7 @@ class Registration:
         )
         self._connect_seconds = zookeeper.connection_timeout_ms / 1000
         self._registration: BrokerRegistration | None = None
-        self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         threading.Thread(target=self._work, name="registration", daemon=True).start()
 
     @property
@@ -235,7 +235,14 @@ class Registration:
         """Close the ZooKeeper session, unless another object owns it. The Deferred fires after at most 5 s."""
         if self._elected:
             return succeed(None)
-        return self._in_own_thread(self._session.close)
+        return self._in_own_thread(self.end)
+
+    def end(self) -> None:
+        """Close the ZooKeeper session on this thread, which must not be the reactor's, and end the thread of this
+        object.
+        """
+        self._tasks.put(None)
+        self._session.close()
 
     def _in_own_thread(self, function: Callable[[], None]) -> Deferred[None]:
         # not in the queue, because a registration that waits for a stale znode must not delay the stop
@@ -243,8 +250,8 @@ class Registration:
         return deferred.addTimeout(_STOP_SECONDS, cast(Any, self._reactor)).addErrback(self._log_stop)
 
     def _work(self) -> None:
-        while True:
-            self._tasks.get()()
+        while (task := self._tasks.get()) is not None:
+            task()
 
     @staticmethod
     def _log_stop(failure: Failure) -> None:

@@ -99,7 +99,7 @@ class DiskThread:
     def __init__(self, reactor: Reactor, name: str) -> None:
         self._reactor = reactor
         self._name = name
-        self._calls: SimpleQueue[tuple[Callable[[], Any], Callable[[Any], None]]] = SimpleQueue()
+        self._calls: SimpleQueue[tuple[Callable[[], Any], Callable[[Any], None]] | None] = SimpleQueue()
         self._thread: Thread | None = None
 
     def __call__(self, function: Callable[[], Any], done: Callable[[Any], None]) -> None:
@@ -111,12 +111,19 @@ class DiskThread:
             self._thread = Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
 
+    def stop(self) -> None:
+        """End the thread after the calls that it has already got. May be called on any thread."""
+        self._calls.put(None)
+
     def _run(self) -> None:
         while True:
-            function, done = self._calls.get()
+            queued = self._calls.get()
+            if queued is None:
+                return
+            function, done = queued
             try:
                 result = function()
             except BaseException as error:  # handed on: the caller decides
                 result = error
             self._reactor.callFromThread(done, result)
-            del function, done, result  # keep nothing alive until the next call
+            del queued, function, done, result  # keep nothing alive until the next call

@@ -13,6 +13,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from types import TracebackType
 from typing import Self
 
+from metaq.client.producer import Producer
+from metaq.client.records.decoding import Records, decode_walking
+from metaq.client.records.message import Message
 from metaq.client.records.results import TopicPartition
 from metaq.client.transport.connection import Endpoint
 from metaq.client.transport.metadata import TopicView, with_own_partitions
@@ -134,11 +137,32 @@ class FakeBroker(Answers):
         )
         return offsets
 
-    def deliver_delayed(self) -> None:
+    def deliver_delayed(self) -> bool:
         """Store all delayed messages in their partitions now, regardless of their delivery times. Pulls that wait for
-        these messages are answered.
+        these messages are answered. Return False if no delayed message waits.
         """
+        waited = bool(self.delays.waiting)
         self.run_there(lambda: self._deliver(everything=True))
+        return waited
+
+    def stored(self, topic: str) -> list[Message]:
+        """Return the stored messages of a topic, partition by partition."""
+        numbers = sorted(partition for name, partition in list(self.logs) if name == topic)
+        return [
+            message for number in numbers for message in self._messages(TopicPartition(topic, self.broker_id, number))
+        ]
+
+    def _messages(self, partition: TopicPartition) -> Iterable[Message]:
+        data: list[bytes] = []
+        log = self.log(partition.topic, partition.partition)
+        first = log.first
+        self.run_there(lambda: data.append(log.slice(first, log.end - first)))
+        (records,) = data
+        return decode_walking(Records(records, 0, len(records), first, None), partition).messages
+
+    def sender(self) -> Producer:
+        """Return a Producer that sends to this broker."""
+        return Producer(metadata=FakeCluster([self]))
 
     def ask_for_halves(self) -> None:
         """Ask for the outcomes of all waiting half messages now. The producers that have sent CHECK_HALVES requests get

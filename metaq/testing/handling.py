@@ -4,52 +4,64 @@ Consumer.run(handler) does, but on the thread of the test.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from metaq.client.consumer.retry import Retry
 from metaq.client.consumer.retrying import FailedMessages
 from metaq.client.producer import Producer
-from metaq.client.records.decoding import Records, decode_walking
 from metaq.client.records.message import Message, as_original
 from metaq.client.records.results import TopicPartition
 from metaq.client.settings.config import check_texts
 from metaq.protocol.own_topics import dead_topic
 
-from .fake_broker import FakeBroker, FakeCluster
-
-__all__ = ["dead_letters", "handle_all"]
+__all__ = ["DEFAULT_RETRY", "HandledCluster", "dead_letters", "handle_all"]
 
 _SEND_SECONDS = 10.0
-_RETRY = Retry()
+DEFAULT_RETRY = Retry()
+
+
+class HandledCluster(Protocol):
+    """What this module needs of a Cluster or FakeBroker."""
+
+    handled: dict[tuple[str, TopicPartition], int]
+    """For each group and partition, the offset before which `handle_all` has handled all messages."""
+
+    def stored(self, topic: str) -> list[Message]:
+        """Return all stored messages of a topic, partition by partition; none if the topic does not exist."""
+
+    def deliver_delayed(self) -> bool:
+        """Deliver delayed messages before their time. Return False if none waits."""
+
+    def sender(self) -> Producer:
+        """Return a new Producer, which the caller closes."""
 
 
 def handle_all(
-    broker: FakeBroker,
+    cluster: HandledCluster,
     handler: Callable[[Message], object],
     *,
     group: str,
     topics: Iterable[str],
-    retry: Retry = _RETRY,
+    retry: Retry = DEFAULT_RETRY,
 ) -> int:
     """Call `handler` with each message of `topics` until no message is left. If an earlier call has handled messages
-    for the same `group`, begin after these messages.
+    for the same `group`, begin after these messages. cluster: a Cluster or FakeBroker.
 
     If the handler raises an exception, call it again with the same message, as `retry` says. Return how often the
     handler was called. The function does not wait for the end of pauses between attempts: when no other message is
-    left, it delivers the failed messages that wait for another attempt, and all other delayed messages, at once. If the
-    handler raises something that is not an Exception (such as KeyboardInterrupt), this function raises it, too. Raises
-    ConfigError and InvalidName for wrong arguments, and MetaqError if the broker refuses a request.
+    left, it moves the cluster's clocks to the time of the next delayed message. So it also delivers all other delayed
+    messages. (A FakeBroker delivers all of them at once, without regard to their times.) If the handler raises
+    something that is not an Exception (such as KeyboardInterrupt), this function raises it, too. Raises ConfigError and
+    InvalidName for wrong arguments, and MetaqError if a broker refuses a request.
     """
     calls = 0
-    with Producer(metadata=FakeCluster([broker])) as producer:
+    with cluster.sender() as producer:
         failed = FailedMessages(retry, group, lambda: producer, lambda _: True)
         names = (*check_texts("topics", topics), failed.retry_topic)
         while True:
-            messages = [each for name in names for each in _read(broker, group, name)]
-            if not messages:
-                broker.deliver_delayed()
-                messages = [each for name in names for each in _read(broker, group, name)]
-            if not messages:
+            messages = [each for name in names for each in _read(cluster, group, name)]
+            if not messages and not cluster.deliver_delayed():
                 return calls
             for message in messages:
                 calls += _handle(message, handler, failed)
@@ -74,32 +86,19 @@ def _handle(copy: Message, handler: Callable[[Message], object], failed: FailedM
         return tries
 
 
-def dead_letters(broker: FakeBroker, group: str) -> list[Message]:
+def dead_letters(cluster: HandledCluster, group: str) -> list[Message]:
     """Return the stored dead letters of a group. A dead letter has the payload, the tag and the keys of the original
     message; `attempts` and `origin` describe the failure.
     """
-    return [each for partition in _partitions(broker, dead_topic(group)) for each in _messages(broker, partition, 0)]
+    return cluster.stored(dead_topic(group))
 
 
-def _read(broker: FakeBroker, group: str, topic: str) -> Iterator[Message]:
-    """Yield the messages of a topic that `handle_all` has not handled for this group yet."""
-    for partition in _partitions(broker, topic):
-        key = group, partition
-        found = list(_messages(broker, partition, broker.handled.get(key, 0)))
-        if found:
-            broker.handled[key] = found[-1].next_offset
-        yield from found
-
-
-def _partitions(broker: FakeBroker, topic: str) -> list[TopicPartition]:
-    numbers = sorted(partition for name, partition in list(broker.logs) if name == topic)
-    return [TopicPartition(topic, broker.broker_id, number) for number in numbers]
-
-
-def _messages(broker: FakeBroker, partition: TopicPartition, offset: int) -> Iterator[Message]:
-    data: list[bytes] = []
-    log = broker.log(partition.topic, partition.partition)
-    first = max(offset, log.first)
-    broker.run_there(lambda: data.append(log.slice(first, log.end - first)))
-    (records,) = data
-    return decode_walking(Records(records, 0, len(records), first, None), partition).messages
+def _read(cluster: HandledCluster, group: str, topic: str) -> list[Message]:
+    """Return the messages of a topic that `handle_all` has not handled for this group yet, and count them as
+    handled.
+    """
+    handled = cluster.handled
+    found = [each for each in cluster.stored(topic) if each.offset >= handled.get((group, each.partition), 0)]
+    for each in found:
+        handled[group, each.partition] = each.next_offset
+    return found

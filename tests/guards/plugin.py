@@ -24,6 +24,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 import pytest
+from _pytest.assertion.rewrite import AssertionRewritingHook
 
 from .sites import ROOT, module_of, product_sites, with_marks, without
 
@@ -60,7 +61,10 @@ class Changed(MetaPathFinder):
         if not is_wanted:
             return None
         for finder in sys.meta_path:
-            spec = finder.find_spec(fullname, path, target) if finder is not self else None
+            # pytest's finder claims all of metaq, because metaq has a pytest plugin; its loader would hide the source
+            if finder is self or isinstance(finder, AssertionRewritingHook):
+                continue
+            spec = finder.find_spec(fullname, path, target)
             if spec is not None:
                 if isinstance(spec.loader, SourceFileLoader):
                     loader: Loader = _Loader(fullname, spec.loader.path, self._change)

