@@ -1,4 +1,5 @@
 """Load generators in Python for Kafka: `python -m bench.kafka_workers kafka-python|confluent-kafka <bootstrap>`.
+For confluent-kafka, further arguments `key=value` are settings of the client, such as `security.protocol=SASL_SSL`.
 
 The clients have their default settings, with two exceptions: single sends do not linger, and the batches of the
 producer for bulk sends are as large as the benchmark's batches (Kafka's default is 16 KiB).
@@ -100,15 +101,15 @@ class ConfluentKafka:
     acknowledgements.
     """
 
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, bootstrap: str, *settings: str) -> None:
+        """settings: `key=value` of the client, for producers and consumers."""
         from confluent_kafka import Producer
 
-        self._bootstrap = bootstrap
-        self._prompt = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0})
-        self._bulk = Producer(
-            {"bootstrap.servers": bootstrap, "linger.ms": BULK_LINGER_MS, "batch.size": BULK_BATCH_BYTES}
-        )
-        self._plain = Producer({"bootstrap.servers": bootstrap})
+        common = {"bootstrap.servers": bootstrap, **dict(each.split("=", 1) for each in settings)}
+        self._common: dict[str, Any] = common
+        self._prompt = Producer({**common, "linger.ms": 0})
+        self._bulk = Producer({**common, "linger.ms": BULK_LINGER_MS, "batch.size": BULK_BATCH_BYTES})
+        self._plain = Producer(common)
         self._closed = threading.Event()
         self._poller = threading.Thread(target=self._call_back, name="callbacks", daemon=True)
         self._poller.start()
@@ -175,7 +176,7 @@ class ConfluentKafka:
     def consume(self, topic: str, group: str) -> Iterator[Poll]:
         from confluent_kafka import Consumer
 
-        consumer = Consumer({"bootstrap.servers": self._bootstrap, "group.id": group, "auto.offset.reset": "earliest"})
+        consumer = Consumer({**self._common, "group.id": group, "auto.offset.reset": "earliest"})
         consumer.subscribe([topic])
 
         def poll() -> list[Any]:
@@ -245,7 +246,7 @@ def _end(future: Future[None]) -> Callable[[Any, Any], None]:
     return delivered
 
 
-CLIENTS: dict[str, Callable[[str], Client]] = {
+CLIENTS: dict[str, Callable[..., Client]] = {
     "kafka-python": KafkaPython,
     "confluent-kafka": ConfluentKafka,
     "confluent-kafka-batch": ConfluentKafkaBatch,
@@ -254,9 +255,9 @@ CLIENTS: dict[str, Callable[[str], Client]] = {
 
 def main() -> None:
     """Execute the commands from standard input, one per line, until the input ends."""
-    if len(sys.argv) != 3 or sys.argv[1] not in CLIENTS:
-        sys.exit(f"usage: python -m bench.kafka_workers {'|'.join(CLIENTS)} <bootstrap server>")
-    with closing(CLIENTS[sys.argv[1]](sys.argv[2])) as client:
+    if len(sys.argv) < 3 or sys.argv[1] not in CLIENTS or ("kafka-python" in sys.argv[:2] and sys.argv[3:]):
+        sys.exit(f"usage: python -m bench.kafka_workers {'|'.join(CLIENTS)} <bootstrap server> [key=value …]")
+    with closing(CLIENTS[sys.argv[1]](*sys.argv[2:])) as client:
         serve(Generator(client))
 
 
