@@ -96,6 +96,8 @@ class TlsStream:
                 break
             parts.append(part)
             left -= len(part)
+            if not (self._incoming.pending or self._tls.pending()):
+                break  # another read would only raise SSLWantReadError; its benchmark: bench.secure, single sends
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def write(self, buffers: Iterable[Buffer]) -> None:

@@ -15,7 +15,11 @@ __all__ = ["TlsSocket"]
 
 _CHUNK_BYTES = 64 << 10
 """One call of `send` encrypts and sends at most this number of bytes of the data."""
+_SMALL_RECEIVE_BYTES = 16 << 10
 _RECEIVE_BYTES = 256 << 10
+"""The next call of `recv` of the socket asks for this number of bytes if the last one has received at least
+_SMALL_RECEIVE_BYTES, else for these: the buffer of a large one costs as much as the encryption of a small message.
+"""
 _TORN = "an interrupt has torn the TLS connection"
 
 
@@ -35,6 +39,7 @@ class TlsSocket:
         self._stream = TlsStream(context, peer, server_hostname=host)
         self._lock = threading.Lock()  # held while a thread uses the stream
         self._plaintext = b""
+        self._receive_bytes = _SMALL_RECEIVE_BYTES
         self._unsent = memoryview(b"")  # unsent TLS records of the current chunk
         self._chunk = 0  # plaintext bytes of the current chunk
         self._torn_in = self._torn_out = False  # an interrupt has left `recv` or `send` between two of its steps
@@ -73,10 +78,11 @@ class TlsSocket:
         while not self._plaintext:
             if self._torn_in:
                 raise ConnectionAbortedError(_TORN)
-            data = self._sock.recv(_RECEIVE_BYTES)
+            data = self._sock.recv(self._receive_bytes)
             if not data:
                 return b""
             self._torn_in = True
+            self._receive_bytes = _RECEIVE_BYTES if len(data) >= _SMALL_RECEIVE_BYTES else _SMALL_RECEIVE_BYTES
             try:
                 with self._lock:
                     self._stream.receive(data)
