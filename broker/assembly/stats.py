@@ -40,7 +40,7 @@ def stats_text(broker: Broker, item: str) -> Generator[None, None, bytes]:
     if item == "config":
         return broker.config.source
     if item == "access":
-        return json.dumps(broker.access.report()).encode()
+        return json.dumps({**broker.access.report(), "quotas": broker.account.users.report()}).encode()
     lines = yield from all_lines(stats_lines(broker, item))
     return "\r\n".join([*lines, ""]).encode("utf-8", "backslashreplace")
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 from twisted.internet.defer import Deferred
 
 from metaq.protocol.access import ANYBODY, Need, Principal
-from metaq.protocol.errors import AccountSpent, MetaqError
+from metaq.protocol.errors import AccountSpent, MetaqError, QuotaExceeded
 from metaq.protocol.frames import Frame
 from metaq.protocol.put_run import PutRun
 from metaq.protocol.requests import WireRequest
@@ -242,6 +242,12 @@ class Gate:
         gate.admit = lambda request, peer: refusal  # type: ignore[method-assign]
         return gate
 
+    def refusal(self, verb: Verb, request: WireRequest, error: MetaqError) -> Verb:
+        """Return a verb that refuses the request with this error. verb: what `admit` has returned for this request."""
+        if type(request) is PutRun:
+            return verb._replace(serve=partial(self._serve_run, dict.fromkeys(request.topics, error)))
+        return Verb(partial(_refuse, error), NOTHING)
+
     def admit(self, request: WireRequest | PageRequest, peer: Caller) -> Verb:
         """Check a request, and return the verb that serves it. If the request is forbidden, return a verb whose `serve`
         makes the refusal.
@@ -347,6 +353,10 @@ class Gate:
         already. why: the text of the refusal.
         """
         return answer_frame(pull.opaque, {}, ResponseCode.SYSTEM_BUSY, why)
+
+    def beyond_quota(self, pull: Parkable, why: str) -> Bytes:
+        """Return the refusal of a pull that cannot wait because of a quota. why: the text of the refusal."""
+        return _failed(pull, QuotaExceeded(why))
 
     def if_room(
         self, request: WireRequest | Parkable, address: str, answer: Bytes | Deferred[Bytes]
