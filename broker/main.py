@@ -503,6 +503,8 @@ class OneBroker:
     def _access_changed(self) -> None:
         access = self.broker.access
         self._gate.guard = None if access.is_open else access
+        if access.permissions is not None:
+            self.broker.account.users.permissions = access.permissions
         self.broker.parked.wake_all()  # whoever waits may not be permitted to wait any more
 
     def _fail(self, failure: Failure) -> None:

@@ -30,6 +30,8 @@ from .own_topics import OWN_MARK, REPLY_TOPIC, owner_of
 __all__ = [
     "ANYBODY",
     "MAX_GRANTS",
+    "MAX_QUOTA",
+    "NO_USER",
     "OPEN",
     "Access",
     "AccessGrant",
@@ -38,6 +40,7 @@ __all__ = [
     "Need",
     "Permissions",
     "Principal",
+    "Quota",
     "User",
     "check_user",
     "is_user",
@@ -45,6 +48,10 @@ __all__ = [
 
 MAX_GRANTS = 256
 """Largest number of grants of one user. A decision about all topics goes through all of them."""
+MAX_QUOTA = 1_000_000_000
+"""Largest value of a quota."""
+NO_USER = ""
+"""In place of a user's name: clients that are no user, and brokers. They have no quotas."""
 _USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ALL = "*"
 _HIDDEN = "\0"  # stands for @@ while a grant is parsed; no name contains it
@@ -130,6 +137,11 @@ class Principal(NamedTuple):
         if self.kind == "address":
             return f"user {self.name} (by address)"
         return self.kind if self.kind == "anonymous" else f"{self.kind} {self.name}"
+
+    @property
+    def user(self) -> str:
+        """The name of the user whose quotas count; NO_USER for brokers and anonymous clients."""
+        return self.name if self.kind in ("user", "address") else NO_USER
 
 
 ANYBODY = Principal("anonymous")
@@ -286,6 +298,20 @@ class Access:
         return found if topic[:1] != OWN_MARK else [*found, *self._of_groups]
 
 
+class Quota(StrEnum):
+    """What a user may have only a limited number of on a broker. The values are its names in commands and znodes."""
+
+    CONNECTIONS = "connections"
+    """Connections of the broker's own port on which the user has sent requests."""
+    WAITING_PULLS = "waiting-pulls"
+    """Requests for messages that wait for new messages or for the disk."""
+    OPEN_TRANSACTIONS = "open-transactions"
+    SHARED_GROUPS = "shared-groups"
+    """Shared groups that the user's requests have made; a group counts once for each partition that it uses."""
+    OWN_TOPICS = "own-topics"
+    """Topics of failed messages, dead letters and replies that the user's requests have made."""
+
+
 class User(NamedTuple):
     """A user of a cluster."""
 
@@ -297,6 +323,8 @@ class User(NamedTuple):
     """For each SCRAM mechanism the text with which a broker verifies the password; empty for a user who has no
     password, because his certificate names him.
     """
+    quotas: Mapping[Quota, int] = MappingProxyType({})
+    """The quotas that the user has of his own; for the others, those of all users count."""
 
     def has_expired(self, now_ms: float) -> bool:
         """Return whether the user has stopped to exist. now_ms: the time in milliseconds of the Unix epoch."""
@@ -329,6 +357,14 @@ class Permissions(NamedTuple):
 
     mode: AccessMode = AccessMode.OPEN
     users: Mapping[str, User] = MappingProxyType({})
+    quotas: Mapping[Quota, int] = MappingProxyType({})
+    """The quotas of each user who has none of his own."""
+
+    def quota(self, name: str, quota: Quota) -> int | None:
+        """Return how much the user with this name may have; None if there is no limit."""
+        user = self.users.get(name)
+        own = None if user is None else user.quotas.get(quota)
+        return self.quotas.get(quota) if own is None and name != NO_USER else own
 
     def expires(self, principal: Principal) -> bool:
         """Return whether time alone can change what this principal may do."""

@@ -70,6 +70,7 @@ __all__ = [
     "PeerRefused",
     "PeerTimedOut",
     "ProtocolError",
+    "QuotaExceeded",
     "RemoteProtocolError",
     "ReplicaDiverged",
     "ReplicationError",
@@ -695,6 +696,13 @@ class AccessRefused(ClientError):
     """
 
     status = Status.FORBIDDEN
+
+
+class QuotaExceeded(ClientError):
+    """A user already has as much on this broker as one of his quotas allows. The error text names the quota and its
+    value, and says who can raise it. Repeating the request helps only after something has ended or the quota was
+    raised.
+    """
 
 
 class BrokerUnavailable(ClientError):

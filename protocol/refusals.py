@@ -32,6 +32,7 @@ from .errors import (
     PartitionClosed,
     PartitionNotFound,
     PayloadUnreadable,
+    QuotaExceeded,
     RemoteProtocolError,
     RequestRefused,
     SearchesBusy,
@@ -72,6 +73,7 @@ _CODES: Mapping[type[MetaqError], ResponseCode] = {
     PartitionNotFound: ResponseCode.TOPIC_NOT_EXIST,
     PartitionClosed: ResponseCode.NO_PERMISSION,
     AccessRefused: ResponseCode.ACCESS_REFUSED,
+    QuotaExceeded: ResponseCode.QUOTA_EXCEEDED,
     TlsRequired: ResponseCode.ACCESS_REFUSED,
     BrokerCertificateRequired: ResponseCode.ACCESS_REFUSED,
     DiskFull: ResponseCode.DISK_FULL,
@@ -120,6 +122,8 @@ def frame_error(frame: Frame, partition: TopicPartition, broker: object) -> Meta
         return PartitionClosed(partition.broker, partition.partition)
     if code == ResponseCode.ACCESS_REFUSED:
         return AccessRefused(f"{broker}: {remark}")
+    if code == ResponseCode.QUOTA_EXCEEDED:
+        return QuotaExceeded(f"{broker}: {remark}")
     if code == ResponseCode.TOPIC_NOT_EXIST:
         return TopicNotAccepted(partition.topic)
     if code == ResponseCode.SERVICE_NOT_AVAILABLE:

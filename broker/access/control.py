@@ -208,18 +208,18 @@ class AccessControl:
                 os.unlink(self._path)
             return
         users = {name: format_user(StoredUser(user)).decode() for name, user in permissions.users.items()}
-        mode = format_mode(StoredMode(permissions.mode)).decode()
+        mode = format_mode(StoredMode(permissions.mode, quotas=permissions.quotas)).decode()
         replace_file(self._files, self._path, json.dumps({"mode": mode, "users": users, "gone": gone_since}).encode())
 
     def _saved(self) -> Permissions | None:
         try:
             with open(self._path, encoding="utf-8") as file:
                 found = json.load(file)
-            mode = parse_mode(self._path, found["mode"].encode()).mode
+            mode = parse_mode(self._path, found["mode"].encode())
             users = {name: parse_user(self._path, name, text.encode()).user for name, text in found["users"].items()}
             gone = found["gone"]
             self._gone_since = None if gone is None else float(gone)
-            return Permissions(mode, users)
+            return Permissions(mode.mode, users, mode.quotas)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, AttributeError, TypeError, MetaqError) as error:

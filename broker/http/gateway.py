@@ -116,6 +116,7 @@ class Gateway(Resource):
             busy = f"{pending.bytes} bytes of puts wait for the disk, at most {pending.limit} may: try again later"
             return encode_result(Status.UNAVAILABLE, busy, _OPAQUE)
         self._account.asker = peer.address
+        self._account.asker_user = peer.principal.user
         answer = cast(Answer, self._gate.serve(verb, command, None))
         if verb.repeatable:
             return self._gate.if_room(command, peer.address, cast("Bytes | Deferred[Bytes]", answer))

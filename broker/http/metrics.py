@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
+from metaq.protocol.access import Quota
 from metaq.protocol.limits import is_utf8
 
 from .. import tuning
@@ -133,6 +134,8 @@ def _account(broker: Broker) -> Metrics:
         yield gauges(name, text, "what", ((what, getattr(budget, figure)) for what, budget in budgets))
     refused = [((what,), budget.refused) for what, budget in budgets]
     yield Metric("metaq_account_refused_total", "counter", "Refused, or made to wait", ("what",), refused)
+    of_quotas = [((str(quota),), broker.account.users.refused[quota]) for quota in Quota]
+    yield Metric("metaq_quota_refused_total", "counter", "Refused because of a user's quota", ("quota",), of_quotas)
     unfinished = broker.account.unfinished
     yield counter("metaq_unfinished_cut", "Requests that were not complete in time", unfinished.cut)
 

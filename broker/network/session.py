@@ -37,8 +37,8 @@ from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from metaq.protocol.access import Principal
-from metaq.protocol.errors import AccessRefused, MetaqError
+from metaq.protocol.access import NO_USER, Principal, Quota
+from metaq.protocol.errors import AccessRefused, MetaqError, QuotaExceeded
 from metaq.protocol.frames import Frame
 from metaq.protocol.put_run import PutRun
 from metaq.protocol.record import Buffer
@@ -54,6 +54,7 @@ from ..reading.long_poll import ParkedPulls
 from ..reading.parkable import Loading, Parkable, Step
 from ..requests.acquire import Acquire
 from ..requests.gate import Gate, Verb
+from ..requests.needs import NOTHING
 from ..requests.pull import Pull
 from ..requests.put import PutGroup
 from ..runtime.account import Account, account_address
@@ -195,6 +196,9 @@ class Session(Protocol):
         self.address = "?"
         """The client address for which the account counts what this connection uses."""
         self._principal: Principal | None = None  # not known yet
+        self.user = NO_USER
+        """The user for whose quotas this connection counts, with what its requests take."""
+        self._counted = False  # among the connections of `user`
         self.granted: Granted | None = None
         self._closed_lines = shared.closed_lines
         self.seconds = shared.reactor.seconds
@@ -404,6 +408,31 @@ class Session(Protocol):
         """Record that the client has logged in as this user."""
         self._principal = principal
         self.granted = None
+        self._count_no_more()
+        self._account.users.add(self.user, Quota.WAITING_PULLS, -len(self._parked))
+        self.user = principal.user
+        self._account.users.add(self.user, Quota.WAITING_PULLS, len(self._parked))
+
+    def _admit_first(self, request: WireRequest, peer: Session) -> Verb:
+        """Admit a request on a connection that is not counted for its user yet. The first request for which one must be
+        somebody counts it; this request is refused if the user may have no more connections, and so is each further one
+        until he may.
+        """
+        verb = self._gate.admit(request, peer)
+        if verb.needs is NOTHING:
+            return verb
+        self.user = self._account.asker_user = self.principal.user
+        try:
+            self._account.users.take(self.user, Quota.CONNECTIONS)
+        except QuotaExceeded as error:
+            return self._gate.refusal(request, error)
+        self._counted = True
+        return verb
+
+    def _count_no_more(self) -> None:
+        if self._counted:
+            self._counted = False
+            self._account.users.add(self.user, Quota.CONNECTIONS, -1)
 
     @property
     def has_ended(self) -> bool:
@@ -428,6 +457,7 @@ class Session(Protocol):
         self._held_bytes = 0
         self._count_held()  # the request under way
         self._gate.connection_lost(self)
+        self._count_no_more()
         self._on_lost(self)
 
     def pauseProducing(self) -> None:  # noqa: N802
@@ -457,7 +487,9 @@ class Session(Protocol):
         try:
             self._account.asker = self.address
             group: PutGroup | None = None
-            admit: Callable[[Any, Session], Verb] = self._gate.admit if self._rules is None else self._admit
+            self._account.asker_user = self.user
+            plain = self._counted and self._rules is None
+            admit: Callable[[Any, Session], Verb] = self._gate.admit if plain else self._admit
             turn_end = self.seconds() + tuning.TURN_SECONDS
             served_run = False
             requests = iter(requests)
@@ -566,6 +598,7 @@ class Session(Protocol):
         if self._work is not None:
             verb, request, work = self._work
             self._account.asker = self.address
+            self._account.asker_user = self.user
             self._work = None
             self._fresh = True
             self._pending -= 1
@@ -619,8 +652,12 @@ class Session(Protocol):
 
     def _admit(self, request: WireRequest, peer: Session) -> Verb:
         """Let the gate check a request, if the rules of the listener permit it."""
-        rules = self._rules
-        assert rules is not None
+        if self._rules is not None and (refusal := self._refused_by(self._rules, request)) is not None:
+            return refusal
+        return self._gate.admit(request, peer) if self._counted else self._admit_first(request, peer)
+
+    def _refused_by(self, rules: ListenerRules, request: WireRequest) -> Verb | None:
+        """Return a verb that refuses the request if the rules of the listener do not permit it, None if they do."""
         is_frame = isinstance(request, Frame)
         if isinstance(request, Frame) and request.code == RequestCode.AUTHENTICATE and "password" not in rules.login:
             why = f"the listener {rules.name} of this broker takes no logins with a password: {_counts(rules)}"
@@ -633,7 +670,7 @@ class Session(Protocol):
                 request,
                 AccessRefused(f"the listener {rules.name} of this broker serves {served}: connect to another listener"),
             )
-        return self._gate.admit(request, peer)
+        return None
 
     def _serve_one(self, verb: Verb | None, request: WireRequest | Parkable) -> None:
         if verb is None or isinstance(request, Parkable):
@@ -671,6 +708,8 @@ class Session(Protocol):
             self._write(self._gate.too_many_pulls(pull, "too many pulls wait on this connection"))
         elif (why := self._account.waiting.why_not(self.address, pull.held_bytes)) is not None:
             self._write(self._gate.too_many_pulls(pull, why))
+        elif (why := self._account.users.why_not(self.user, Quota.WAITING_PULLS)) is not None:
+            self._write(self._gate.beyond_quota(pull, why))
         else:
             self._waits(pull)
             if isinstance(answer, Loading):
@@ -683,10 +722,12 @@ class Session(Protocol):
     def _waits(self, pull: Parkable) -> None:
         self._parked.add(pull)
         self._account.waiting.add(self.address, pull.held_bytes)
+        self._account.users.add(self.user, Quota.WAITING_PULLS)
 
     def _waits_no_more(self, pull: Parkable) -> None:
         self._parked.remove(pull)
         self._account.waiting.add(self.address, -pull.held_bytes)
+        self._account.users.add(self.user, Quota.WAITING_PULLS, -1)
 
     @_or_close
     def _come_back(self, pull: Parkable) -> None:
@@ -699,6 +740,7 @@ class Session(Protocol):
             return
         if not (self._queue or self._blocked or self._yielding):
             self._account.asker = self.address
+            self._account.asker_user = self.user
             self._serve_pull(pull)
         elif pull.put_aside() and not self._blocked:
             self._write(self._gate.give_up(pull))
@@ -887,6 +929,7 @@ class Session(Protocol):
         self._pending_puts.drop(self)
         self._account.unfinished.drop(self, self.address)
         self._gate.connection_lost(self)
+        self._count_no_more()  # only brokers need such connections
         self._on_lost(self)
         self._account.connections.add(self.address, 1)
         protocol.on_gone = partial(self._account.connections.add, self.address, -1)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import cast
 
+from metaq.protocol.access import NO_USER, Quota
 from metaq.protocol.errors import (
     AccountSpent,
     BrokerStarting,
@@ -20,6 +21,7 @@ from metaq.protocol.errors import (
     WrongPartition,
 )
 from metaq.protocol.limits import check_made_topic, check_new_topic, check_topic
+from metaq.protocol.own_topics import is_own_topic
 
 from .. import tuning
 from ..configuration.server_ini import BrokerConfig, TopicConfig
@@ -304,15 +306,21 @@ class Partitions:
 
     def _make(self, topic: str, partition: int) -> PartitionLog:
         """Create the log of a partition. If the topic has no section in server.ini and no log yet, the log creates the
-        topic. Raises AccountSpent if clients of the requesting client's address may create no more topics.
+        topic. Raises AccountSpent if clients of the requesting client's address may create no more topics, and
+        QuotaExceeded if the user may create no more of metaq's own topics.
         """
-        address = NOBODY
+        address, user = NOBODY, NO_USER
         if self._account is not None and topic not in self._stored and topic not in self._config.topics:
             address = self._account.asker
             if (why := self._account.made_topics.why_not(address)) is not None:
                 raise AccountSpent(why)
+            if is_own_topic(topic):
+                user = self._account.asker_user
+                self._account.users.check(user, Quota.OWN_TOPICS)
         log = self._store.get_or_create(topic, partition)
         self._learn(log, address)
+        if self._account is not None:
+            self._account.users.add(user, Quota.OWN_TOPICS)
         return log
 
     def _learn(self, log: PartitionLog, address: str = NOBODY) -> None:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 from twisted.internet.defer import Deferred
 
 from metaq.protocol.access import ANYBODY, AccessOperation, Need, Principal
-from metaq.protocol.errors import AccountSpent, MetaqError
+from metaq.protocol.errors import AccountSpent, MetaqError, QuotaExceeded
 from metaq.protocol.frames import Frame
 from metaq.protocol.put_run import PutRun
 from metaq.protocol.requests import WireRequest
@@ -367,6 +367,10 @@ class Gate:
         already. why: the text of the refusal.
         """
         return answer_frame(pull.opaque, {}, ResponseCode.SYSTEM_BUSY, why)
+
+    def beyond_quota(self, pull: Parkable, why: str) -> Bytes:
+        """Return the refusal of a pull that cannot wait because of a quota. why: the text of the refusal."""
+        return _failed(pull, QuotaExceeded(why))
 
     def if_room(
         self, request: WireRequest | Parkable, address: str, answer: Bytes | Deferred[Bytes]

@@ -19,12 +19,14 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Protocol
 
+from metaq.protocol.access import NO_USER
 from metaq.protocol.errors import AccountSpent
 from metaq.protocol.limits import MAX_FRAME_BYTES
 
 from ..store.worker_turns import call_safely
 from .heap import give_back
 from .reactor import ReactorTime
+from .user_quotas import UserQuotas
 
 __all__ = [
     "LOCAL_HOST",
@@ -584,6 +586,10 @@ class Account:
         """The client address of the request that is being served now or, if none is being served, of the last one that
         was served.
         """
+        self.users = UserQuotas()
+        """What each user has, and may have by his quotas."""
+        self.asker_user = NO_USER
+        """The user who has sent this request."""
         self.transaction_bytes = Shares(
             "bytes in open transactions", "transactionBytes", limits.transaction_bytes, share
         )

@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 from twisted.internet.defer import Deferred
 
+from metaq.protocol.access import NO_USER, Quota
 from metaq.protocol.errors import InvalidWhere, MetaqError, NotLeader, NotMaster, SharedRefused
 from metaq.protocol.record import tag_hash
 from metaq.protocol.shared import AcquireRequest, SettleAction, Settlement, SettleOutcome, SettleRequest
@@ -226,6 +227,8 @@ class SharedGroups(Memory[StoredStates]):
         self._places = account.shared_groups
         self._memory = account.shared_bytes
         self._makers: dict[SharedKey, str] = {}  # the addresses charged for the places
+        self._account = account
+        self._users: dict[SharedKey, str] = {}  # the users for whose quotas they count
         self._limits = limits
         self._queues: dict[SharedKey, SharedQueue] = {}
         self._groups: dict[str, _SharedGroup] = {}
@@ -253,7 +256,7 @@ class SharedGroups(Memory[StoredStates]):
     def acquire(self, request: AcquireRequest, address: str = NOBODY) -> Deferred[Leases] | None:
         """Handle an ACQUIRE request: lease messages to the member that sends it from this address. Return a Deferred
         that fires with the leased messages, or None if the member can get no message now. Raises SharedRefused,
-        StoreError, and the errors that Partitions.find raises.
+        QuotaExceeded, StoreError, and the errors that Partitions.find raises.
         """
         queue = self._queue_for(request, address)
         state = queue.state
@@ -318,6 +321,9 @@ class SharedGroups(Memory[StoredStates]):
         if queue is None:
             if (why := self._places.why_not(address)) is not None:
                 raise SharedRefused(f"{why}: remove groups that nobody uses with `metaq shared delete`")
+            user = self._account.asker_user
+            self._account.users.take(user, Quota.SHARED_GROUPS)
+            self._users[key] = user
             low = 0 if log is None else log.first_offset if request.start == "earliest" else log.visible_end
             state = SharedState(low, self._limits, self._groups.setdefault(request.group, _SharedGroup()).crew)
             queue = self._add(key, state, topic, address)
@@ -745,6 +751,9 @@ class SharedGroups(Memory[StoredStates]):
         for address in self._makers.values():
             self._places.add(address, -1)
         self._makers.clear()
+        for user in self._users.values():
+            self._account.users.add(user, Quota.SHARED_GROUPS, -1)
+        self._users.clear()
         self._groups.clear()
         self._topics.clear()
         self._by_partition.clear()
@@ -874,6 +883,7 @@ class SharedGroups(Memory[StoredStates]):
             del self._queues[queue.key]
             queue.drop()
             self._places.add(self._makers.pop(queue.key), -1)
+            self._account.users.add(self._users.pop(queue.key, NO_USER), Quota.SHARED_GROUPS, -1)
             self._groups.pop(queue.key.group, None)
             if (topic := self._topics.pop((queue.key.group, queue.key.topic), None)) is not None:
                 topic.drop()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import simplejson
 from isal.isal_zlib import crc32
 
-from metaq.protocol.access import Principal
+from metaq.protocol.access import NO_USER, Principal, Quota
 from metaq.protocol.errors import TransactionRefused, XaRefused
 from metaq.protocol.record import ATTRIBUTE_FLAG, HEADER, HEADER_BYTES, Buffer, tag_hash_of_body
 from metaq.protocol.transactions import XaCode, is_xa, qualifier_of
@@ -23,6 +23,7 @@ from ..configuration.transaction_settings import TransactionConfig
 from ..runtime.account import NOBODY, Account, address_of
 from ..runtime.pending_puts import PUT_OVERHEAD_BYTES
 from ..runtime.reactor import ReactorTime, Timer
+from ..runtime.user_quotas import user_of
 from ..store.partition_log import PartitionLog
 from .refusals import not_started, refusal, timed_out
 
@@ -137,12 +138,14 @@ class OpenTransaction:
         "state",
         "timer",
         "used_at",
+        "user",
     )
 
-    def __init__(self, key: str, owner: object = None, address: str = NOBODY) -> None:
+    def __init__(self, key: str, owner: object = None, address: str = NOBODY, user: str = NO_USER) -> None:
         self.key = key
         self.owner = owner
         self.address = address
+        self.user = user
         self.principal: Principal | None = None
         """Who has begun the transaction. It is None if a replay of the log has found the transaction, because the log's
         records, which are those of 1.x, have no principal.
@@ -273,11 +276,14 @@ class Registry:
         address = address_of(connection)
         if (why := self._account.transactions.why_not(address)) is not None:
             raise refusal(key, why)
+        user = user_of(connection)
+        if (why := self._account.users.why_not(user, Quota.OPEN_TRANSACTIONS)) is not None:
+            raise refusal(key, why)
         if timeout_seconds > 0 and self._timeouts >= self._config.max_timeouts:
             raise refusal(
                 key, f"{self._timeouts} transactions with a timeout are open already: see maxTxTimeoutTimerCapacity"
             )
-        transaction = OpenTransaction(key, None if is_xa(key) else connection, address)
+        transaction = OpenTransaction(key, None if is_xa(key) else connection, address, user)
         transaction.principal = getattr(connection, "principal", None)
         self.add(transaction)
         transaction.used_at = self._reactor.seconds()
@@ -296,6 +302,7 @@ class Registry:
         """
         self._open[transaction.key] = transaction
         self._account.transactions.add(transaction.address, 1)
+        self._account.users.add(transaction.user, Quota.OPEN_TRANSACTIONS)
         self._account.transaction_bytes.add(transaction.address, transaction.held_bytes)
         if transaction.state is TransactionState.PREPARED:
             self._list(transaction, listed_bytes(transaction.key, transaction.topics))
@@ -342,6 +349,7 @@ class Registry:
 
     def _give_back(self, transaction: OpenTransaction) -> None:
         self._account.transactions.add(transaction.address, -1)
+        self._account.users.add(transaction.user, Quota.OPEN_TRANSACTIONS, -1)
         self._account.transaction_bytes.add(transaction.address, -transaction.held_bytes)
         if self._prepared.pop(transaction.key, None) is not None:
             self._account.prepared.add(transaction.address, -transaction.listed)

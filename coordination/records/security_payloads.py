@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from metaq.protocol.access import MAX_GRANTS, Access, AccessGrant, AccessMode, User, check_user
+from metaq.protocol.access import MAX_GRANTS, MAX_QUOTA, Access, AccessGrant, AccessMode, Quota, User, check_user
 from metaq.protocol.errors import ConfigError, CoordinationError, InvalidName
 from metaq.protocol.limits import INT64_MAX
 from metaq.protocol.login import MECHANISMS
@@ -75,20 +75,25 @@ class Verifier(NamedTuple):
 
 
 class StoredMode(NamedTuple):
-    """The content of the znode `security`. unknown: keys of later versions, with their values."""
+    """The content of the znode `security`. unknown: keys of later versions, with their values. quotas: those of each
+    user who has none of his own. unknown_quotas: quotas of later versions.
+    """
 
     mode: AccessMode
     unknown: Mapping[str, Any] = MappingProxyType({})
+    quotas: Mapping[Quota, int] = MappingProxyType({})
+    unknown_quotas: Mapping[str, Any] = MappingProxyType({})
 
 
 class StoredUser(NamedTuple):
     """The content of a user's znode. unknown: keys of later versions, with their values. unknown_verifiers: the
-    verifiers of the password for mechanisms of later versions.
+    verifiers of the password for mechanisms of later versions. unknown_quotas: quotas of later versions.
     """
 
     user: User
     unknown: Mapping[str, Any] = MappingProxyType({})
     unknown_verifiers: Mapping[str, Any] = MappingProxyType({})
+    unknown_quotas: Mapping[str, Any] = MappingProxyType({})
 
     def __repr__(self) -> str:
         return f"StoredUser({self.user.name!r})"
@@ -98,8 +103,9 @@ class StoredUser(NamedTuple):
 
 
 def format_mode(stored: StoredMode) -> bytes:
-    """Return a JSON object with the key `mode`."""
-    return _json({**stored.unknown, "mode": str(stored.mode)})
+    """Return a JSON object with the key `mode`, and with `quotas` if all users have some."""
+    quotas = _quotas_object(stored.quotas, stored.unknown_quotas)
+    return _json({**stored.unknown, "mode": str(stored.mode), **quotas})
 
 
 def parse_mode(path: str, data: bytes | None) -> StoredMode:
@@ -109,15 +115,16 @@ def parse_mode(path: str, data: bytes | None) -> StoredMode:
         mode = AccessMode(fields.pop("mode"))
     except (KeyError, ValueError):
         raise _damaged(path, f"its mode is none of {', '.join(AccessMode)}") from None
-    return StoredMode(mode, fields)
+    quotas, unknown_quotas = _quotas(path, fields.pop("quotas", {}))
+    return StoredMode(mode, fields, quotas, unknown_quotas)
 
 
 # --- users ------------------------------------------------------------------------------------------------------------
 
 
 def format_user(stored: StoredUser) -> bytes:
-    """Return a JSON object with the keys `grants`, `scram` (for a user with a password) and `expires` (for a user who
-    expires). The name of the znode is the user's name.
+    """Return a JSON object with the keys `grants`, `scram` (for a user with a password), `expires` (for a user who
+    expires) and `quotas` (for a user who has some). The name of the znode is the user's name.
     """
     user = stored.user
     fields: dict[str, Any] = {**stored.unknown, "grants": list(map(str, user.access.grants))}
@@ -125,7 +132,7 @@ def format_user(stored: StoredUser) -> bytes:
         fields["scram"] = verifiers
     if user.expires_ms is not None:
         fields["expires"] = user.expires_ms
-    return _json(fields)
+    return _json({**fields, **_quotas_object(user.quotas, stored.unknown_quotas)})
 
 
 def parse_user(path: str, name: str, data: bytes | None) -> StoredUser:
@@ -145,8 +152,10 @@ def parse_user(path: str, name: str, data: bytes | None) -> StoredUser:
     expires = fields.pop("expires", None)
     if expires is not None and not (type(expires) is int and 0 <= expires <= INT64_MAX):
         raise _damaged(path, "its expires is no number of milliseconds since 1970")
-    user = User(name, Access(grants), expires, MappingProxyType(verifiers))
-    return StoredUser(user, fields, {key: value for key, value in scram.items() if key not in MECHANISMS})
+    quotas, unknown_quotas = _quotas(path, fields.pop("quotas", {}))
+    user = User(name, Access(grants), expires, MappingProxyType(verifiers), quotas)
+    unknown_verifiers = {key: value for key, value in scram.items() if key not in MECHANISMS}
+    return StoredUser(user, fields, unknown_verifiers, unknown_quotas)
 
 
 def _grants(path: str, texts: object) -> list[AccessGrant]:
@@ -170,6 +179,23 @@ def _verifiers(path: str, found: object) -> dict[str, str]:
         except ValueError:
             raise _damaged(path, f"its verifier for {mechanism} cannot be used") from None
     return known
+
+
+def _quotas_object(quotas: Mapping[Quota, int], unknown: Mapping[str, Any]) -> dict[str, Any]:
+    found = {**unknown, **{str(quota): value for quota, value in quotas.items()}}
+    return {"quotas": found} if found else {}
+
+
+def _quotas(path: str, found: object) -> tuple[Mapping[Quota, int], Mapping[str, Any]]:
+    """Return the quotas of an object, and those that only later versions know."""
+    if type(found) is not dict:
+        raise _damaged(path, "its quotas are no object")
+    known = {Quota(name): value for name, value in found.items() if name in set(Quota)}
+    for name, value in known.items():
+        if not (type(value) is int and 0 <= value <= MAX_QUOTA):
+            raise _damaged(path, f"its quota {name} is no number from 0 to {MAX_QUOTA:,}")
+    unknown = {name: value for name, value in found.items() if name not in known}
+    return MappingProxyType(known), unknown
 
 
 def format_verifier(verifier: Verifier) -> str:

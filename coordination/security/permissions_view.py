@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from metaq.protocol.access import AccessMode, Permissions, User
+from metaq.protocol.access import AccessMode, Permissions, Quota, User
 from metaq.protocol.errors import CoordinationError
 
 from ..records.paths import child_of
@@ -42,6 +42,7 @@ class PermissionsView:
         self._closed = False
         self._exists: bool | None = None  # None: not read yet
         self._mode: AccessMode | None = None  # the last one that was understood
+        self._quotas: Mapping[Quota, int] = MappingProxyType({})  # of each user who has none of his own
         self._damaged_mode: bytes | None = None  # logged already
         self._names: ChildrenWatcher | None = None
         self._users: dict[str, _UserWatcher] = {}
@@ -74,7 +75,8 @@ class PermissionsView:
 
     def _read_mode(self, path: str, data: bytes | None) -> None:
         try:
-            self._mode, self._damaged_mode = parse_mode(path, data).mode, None
+            stored = parse_mode(path, data)
+            self._mode, self._quotas, self._damaged_mode = stored.mode, stored.quotas, None
         except CoordinationError as error:
             if self._mode is None:
                 self._mode = AccessMode.ENFORCE
@@ -131,7 +133,7 @@ class PermissionsView:
 
     def _permissions(self) -> Permissions:
         users = {name: watcher.user for name, watcher in self._users.items() if watcher.user is not None}
-        return Permissions(self._mode or AccessMode.ENFORCE, MappingProxyType(users))
+        return Permissions(self._mode or AccessMode.ENFORCE, MappingProxyType(users), self._quotas)
 
 
 class _UserWatcher:

@@ -10,7 +10,17 @@ from typing import NamedTuple
 
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
-from metaq.protocol.access import MAX_GRANTS, Access, AccessGrant, AccessMode, AccessOperation, Need, User, check_user
+from metaq.protocol.access import (
+    MAX_GRANTS,
+    Access,
+    AccessGrant,
+    AccessMode,
+    AccessOperation,
+    Need,
+    Quota,
+    User,
+    check_user,
+)
 from metaq.protocol.errors import ClientError, CoordinationError
 
 from ..records.paths import child_of
@@ -57,6 +67,8 @@ class SecurityState(NamedTuple):
     mode: AccessMode | None
     users: Mapping[str, User]
     damaged: Mapping[str, str]
+    quotas: Mapping[Quota, int] = MappingProxyType({})
+    """The quotas of each user who has none of his own."""
 
 
 class _Found(NamedTuple):
@@ -110,7 +122,8 @@ class SecurityAdmin:
         found = self._read()
         users = {name: read.stored.user for name, read in sorted(found.users.items()) if read.stored is not None}
         mode = None if found.mode_version < 0 else AccessMode.ENFORCE if found.mode is None else found.mode.mode
-        return SecurityState(mode, MappingProxyType(users), found.damaged)
+        quotas = {} if found.mode is None else found.mode.quotas
+        return SecurityState(mode, MappingProxyType(users), found.damaged, quotas)
 
     def users(self) -> Mapping[str, User]:
         """Return the users by name, in order; those with damaged znodes are left out."""
@@ -134,8 +147,8 @@ class SecurityAdmin:
             path = self._paths.security()
             if found.mode_version < 0:
                 return [*writes, *self._made([], mode)]
-            unknown = {} if found.mode is None else found.mode.unknown
-            return [*writes, set_data(path, format_mode(StoredMode(mode, unknown)), found.mode_version)]
+            stored = StoredMode(mode) if found.mode is None else found.mode._replace(mode=mode)
+            return [*writes, set_data(path, format_mode(stored), found.mode_version)]
 
         self._write(f"set the mode {mode}", change)
 
@@ -173,7 +186,7 @@ class SecurityAdmin:
         self._edit(
             name,
             "change the password of",
-            lambda stored: StoredUser(stored.user._replace(verifiers=verifiers), stored.unknown),
+            lambda stored: stored._replace(user=stored.user._replace(verifiers=verifiers), unknown_verifiers={}),
         )
 
     def set_expiry(self, name: str, expires_ms: int | None, *, force: bool = False) -> None:
@@ -184,6 +197,29 @@ class SecurityAdmin:
             lambda stored: stored._replace(user=stored.user._replace(expires_ms=expires_ms)),
             force,
         )
+
+    def set_quotas(self, name: str | None, changes: Mapping[Quota, int | None]) -> None:
+        """Change quotas of a user, or, if `name` is None, of each user who has none of his own. changes: the new value
+        of each quota, or None to remove it.
+        """
+        if name is not None:
+            self._edit(
+                name,
+                "change the quotas of",
+                lambda stored: stored._replace(
+                    user=stored.user._replace(quotas=_with_changes(stored.user.quotas, changes))
+                ),
+            )
+            return
+
+        def change(found: _Found) -> list[FencedWrite]:
+            if found.mode is None:
+                why = found.damaged.get("", "the cluster has no users yet: metaq users add NAME creates one")
+                raise ClientError(why)
+            stored = found.mode._replace(quotas=_with_changes(found.mode.quotas, changes))
+            return [set_data(self._paths.security(), format_mode(stored), found.mode_version)]
+
+        self._write("change the quotas of all users", change)
 
     def grant(self, name: str, grants: Iterable[AccessGrant], *, force: bool = False) -> None:
         """Add grants to those of a user. Also a prohibition is a grant."""
@@ -321,6 +357,10 @@ def _checked(grants: Iterable[AccessGrant]) -> list[AccessGrant]:
     if len(found) > MAX_GRANTS:
         raise ClientError(f"a user has at most {MAX_GRANTS} grants: use names that end with *, or several users")
     return found
+
+
+def _with_changes(quotas: Mapping[Quota, int], changes: Mapping[Quota, int | None]) -> Mapping[Quota, int]:
+    return {name: value for name, value in {**quotas, **changes}.items() if value is not None}
 
 
 def _payload(stored: StoredUser) -> bytes:

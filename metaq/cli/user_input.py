@@ -14,7 +14,7 @@ import click
 
 from metaq.client.settings.tls_config import profile_tls, profile_zookeeper_tls
 from metaq.coordination.runtime.certificates import CertificateFiles, check_secret
-from metaq.protocol.access import AccessGrant, AccessOperation, check_user
+from metaq.protocol.access import MAX_QUOTA, AccessGrant, AccessOperation, Quota, check_user
 from metaq.protocol.errors import ConfigError
 
 from .options import Parsed
@@ -30,6 +30,7 @@ __all__ = [
     "known_zookeeper",
     "profile_text",
     "prompted_password",
+    "quota_change",
     "read_password",
     "write_profile",
     "zookeeper_section",
@@ -37,6 +38,9 @@ __all__ = [
 
 _UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _DURATION = re.compile(r"([1-9][0-9]{0,5})([mhdw])")
+_COUNT = re.compile(r"([0-9]{1,10})([KM]?)")
+_MULTIPLES = {"": 1, "K": 1_000, "M": 1_000_000}
+_NONE = "none"
 _STDIN = "-"
 _CA = "ca.pem"
 """The path of the CA in a profile, beside the profile, if no other path is known."""
@@ -68,6 +72,25 @@ def _seconds(text: str) -> int:
     if found is None:
         raise ValueError(f"{text!r} is not a duration: write a number and m, h, d or w, like 12h or 30d")
     return int(found[1]) * _UNITS[found[2]]
+
+
+def quota_change(text: str) -> tuple[Quota, int | None]:
+    """Return the quota and its new value that a text like connections=50 or connections=none names; None: no value.
+    Raises ValueError.
+    """
+    name, _, value = text.partition("=")
+    if name not in set(Quota):
+        raise ValueError(f"{text!r} is no quota: write one of {', '.join(Quota)} with =NUMBER or =none")
+    if value == _NONE:
+        return Quota(name), None
+    found = _COUNT.fullmatch(value)
+    number = -1 if found is None else int(found[1]) * _MULTIPLES[found[2]]
+    if not 0 <= number <= MAX_QUOTA:
+        raise ValueError(
+            f"{text!r} sets no quota: write a number from 0 (nothing is allowed) to {MAX_QUOTA:,}, which may end with "
+            f"K or M, or {_NONE}"
+        )
+    return Quota(name), number
 
 
 DURATION = Parsed("DURATION", _seconds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import click
 from metaq.coordination.security.passwords import random_password
 from metaq.coordination.security.security_admin import SecurityAdmin
 from metaq.coordination.session.zk_session import ZkSession
-from metaq.protocol.access import AccessGrant, AccessMode, User
+from metaq.protocol.access import AccessGrant, AccessMode, Quota, User
 from metaq.protocol.errors import ClientError, ConfigError, InvalidName
 
 from .access_reports import ask_all, mode_of_brokers
@@ -30,6 +30,7 @@ from .user_input import (
     known_zookeeper,
     profile_text,
     prompted_password,
+    quota_change,
     read_password,
     write_profile,
 )
@@ -160,12 +161,13 @@ def list_users(zk: str, as_json: bool) -> None:
             row["user"],
             ", ".join(row["grants"]),
             row["login"],
+            _told(row["quotas"]),
             moment(row["expires_ms"]),
             "expired" if row["expired"] else None,
         )
         for row in rows
     ]
-    show(as_json, rows, ("USER", "GRANTS", "LOGIN", "EXPIRES", "STATE"), cells)
+    show(as_json, rows, ("USER", "GRANTS", "LOGIN", "QUOTAS", "EXPIRES", "STATE"), cells)
     if state.damaged:
         raise ClientError("; ".join(state.damaged.values()))
 
@@ -175,9 +177,18 @@ def _row(user: User, now_ms: float) -> dict[str, Any]:
         "user": user.name,
         "grants": list(map(str, user.access.grants)),
         "login": "password" if user.verifiers else "certificate",
+        "quotas": _plain(user.quotas),
         "expires_ms": user.expires_ms,
         "expired": user.has_expired(now_ms),
     }
+
+
+def _plain(quotas: Mapping[Quota, int]) -> dict[str, int]:
+    return {str(quota): quotas[quota] for quota in Quota if quota in quotas}
+
+
+def _told(quotas: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in quotas.items())
 
 
 @users.command("password")
@@ -243,6 +254,51 @@ def expire_user(zk: str, as_json: bool, dry_run: bool, force: bool, name: str, w
     would = "would expire" if dry_run else "expires"
     value = {"user": name, "expires_ms": expires_ms, "dry_run": dry_run}
     say(as_json, value, f"the user {name} {would} {f'at {moment(expires_ms)}' if expires_ms else 'never'}")
+
+
+@users.command("quota")
+@zk_option
+@json_option
+@dry_run_option
+@click.option("--default", "of_all", is_flag=True, help="Concern each user who has no value of his own.")
+@click.argument("words", nargs=-1, metavar="[NAME] [QUOTA=NUMBER]...")
+def change_quotas(zk: str, as_json: bool, dry_run: bool, of_all: bool, words: tuple[str, ...]) -> None:
+    """Change how much the user NAME may have on each broker, and show his quotas.
+
+    QUOTA is connections, waiting-pulls, open-transactions, shared-groups or own-topics. NUMBER may end with K or M; 0
+    allows nothing, `none` removes the value. With --default, leave NAME out.
+
+    \b
+    Example
+      metaq users quota app connections=50 open-transactions=1K
+      metaq users quota app connections=none
+      metaq users quota --default connections=200
+    """
+    if not of_all and not words:
+        raise click.UsageError("name a user, or write --default for all users without a value of their own")
+    name = None if of_all else USER.convert(words[0], None, click.get_current_context())
+    changes = _changes(words if of_all else words[1:])
+    with open_session(zk) as session:
+        admin = SecurityAdmin(session, dry_run=dry_run)
+        if changes:
+            admin.set_quotas(name, changes)
+        state = admin.read()
+    if name is not None and name not in state.users:
+        raise ClientError(state.damaged.get(name, f"there is no user {name}: metaq users list shows all"))
+    before = state.quotas if name is None else state.users[name].quotas
+    after = {**before, **changes} if dry_run else before
+    quotas = _plain({quota: value for quota, value in after.items() if value is not None})
+    who = "each user without a value of his own" if name is None else f"the user {name}"
+    may = "would have" if dry_run and changes else "has"
+    value = {"user": name, "quotas": quotas, "dry_run": dry_run}
+    say(as_json, value, f"{who} {may} the quotas {_told(quotas)}" if quotas else f"{who} {may} no quotas")
+
+
+def _changes(words: tuple[str, ...]) -> dict[Quota, int | None]:
+    try:
+        return dict(map(quota_change, words))
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
 
 
 @users.command("delete")

@@ -23,7 +23,7 @@ from metaq import (
     TlsConfig,
     UserConfig,
 )
-from metaq.protocol.errors import AccessRefused
+from metaq.protocol.errors import AccessRefused, QuotaExceeded
 from tests.broker_process import RunningBroker, server_ini
 from tests.integration.background import Repeating
 from tests.integration.cli_helpers import Operator, run
@@ -104,6 +104,30 @@ def cluster(tmp_path: Path, chroot: str, operator: Operator) -> Iterator[Cluster
         assert enforced.code == 0, enforced.err
         eventually(lambda: '"enforce"' in cluster.ran("root", "stats", "access", "--raw").out)
         yield cluster
+
+
+def test_a_quota_reaches_the_caller_and_a_higher_one_helps_at_once(cluster):
+    def quota(*words: str) -> None:
+        told = cluster.ran("root", "users", "quota", *words)
+        assert told.code == 0, told.err
+
+    with cluster.producer("web") as first, cluster.producer("web") as second:
+        first.send("orders", b"one")
+        quota("--default", "connections=1")
+        eventually(lambda: '"quota": 1' in cluster.ran("root", "stats", "access", "--raw").out)
+        with pytest.raises(QuotaExceeded, match="metaq users quota web connections=NUMBER"):
+            second.send("orders", b"two")
+        first.send("orders", b"three")
+        quota("web", "connections=2")
+
+        def sent() -> bool:
+            try:
+                second.send("orders", b"four")
+            except QuotaExceeded:
+                return False
+            return True
+
+        eventually(sent)
 
 
 def test_each_may_do_what_his_grants_say_and_nothing_else(cluster):

@@ -21,7 +21,7 @@ from metaq.coordination.records.security_payloads import (
     parse_verifier,
 )
 from metaq.coordination.security.passwords import make_verifiers, random_password
-from metaq.protocol.access import MAX_GRANTS, Access, AccessGrant, AccessMode, User
+from metaq.protocol.access import MAX_GRANTS, Access, AccessGrant, AccessMode, Quota, User
 from metaq.protocol.errors import ConfigError, CoordinationError
 from metaq.protocol.login import MECHANISMS
 
@@ -188,3 +188,22 @@ def test_a_password_that_cannot_be_used_is_refused_and_not_shown(password):
     assert not password or password not in str(raised.value)
     assert raised.value.__cause__ is None
     assert raised.value.__suppress_context__ or raised.value.__context__ is None
+
+
+def test_quotas_are_read_as_they_were_written_and_those_of_later_versions_are_kept():
+    written = {"connections": 50, "moons": "many"}
+    stored = user_of(*GRANTS, quotas=written)
+    assert stored.user.quotas == {Quota.CONNECTIONS: 50}
+    assert json.loads(format_user(stored))["quotas"] == written
+    mode = parse_mode(PATH, json.dumps({"mode": "open", "quotas": written}).encode())
+    assert mode.quotas == {Quota.CONNECTIONS: 50}
+    assert json.loads(format_mode(mode)) == {"mode": "open", "quotas": written}
+    assert "quotas" not in json.loads(format_mode(StoredMode(AccessMode.OPEN)))
+
+
+@pytest.mark.parametrize("quotas", [[], None, {"connections": -1}, {"connections": True}, {"own-topics": 10**9 + 1}])
+def test_a_quota_that_cannot_be_understood_is_damage(quotas: object):
+    with pytest.raises(CoordinationError, match="quota"):
+        user_of(*GRANTS, quotas=quotas)
+    with pytest.raises(CoordinationError, match="quota"):
+        parse_mode(PATH, json.dumps({"mode": "open", "quotas": quotas}).encode())
