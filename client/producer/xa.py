@@ -22,6 +22,7 @@ from metaq.protocol.errors import (
     MetaqError,
     NoPartition,
     NotLeader,
+    QuotaExceeded,
     RequestTimedOut,
     TransactionRefused,
     XaError,
@@ -270,7 +271,7 @@ class XaResource:
         while True:
             try:
                 return self._reachable_broker()
-            except AccessRefused as error:
+            except (AccessRefused, QuotaExceeded) as error:
                 raise XaError(XaCode.XAER_RMFAIL, str(error)) from error
             except (NoPartition, BrokerUnavailable) as error:
                 pause = backoff.next()
@@ -487,7 +488,7 @@ def _as_xa_errors(*, decides: bool) -> Iterator[None]:
         raise XaError(XaCode.XAER_RMERR, str(error)) from error
     except RequestTimedOut as error:
         raise XaError(XaCode.XAER_RMFAIL if decides else XaCode.XA_RBTIMEOUT, str(error)) from error
-    except (AccessRefused, BrokerUnavailable, NoPartition, NotLeader) as error:
+    except (AccessRefused, BrokerUnavailable, NoPartition, NotLeader, QuotaExceeded) as error:
         # a refused verb was not executed; XAER_RMERR would say that the transaction was rolled back
         raise XaError(XaCode.XAER_RMFAIL, str(error)) from error
     except MetaqError as error:
