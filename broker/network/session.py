@@ -44,7 +44,7 @@ from metaq.protocol.put_run import PutRun
 from metaq.protocol.record import Buffer
 from metaq.protocol.requests import RequestReader, WireRequest
 from metaq.protocol.statuses import RequestCode
-from metaq.protocol.text import Quit, Version
+from metaq.protocol.text import Quit, TransactionCommand, Version
 
 from .. import tuning
 from ..access.control import AccessControl, Granted
@@ -135,6 +135,11 @@ _Queued: TypeAlias = WireRequest | Parkable | _Admitted
 _NOT_ADMITTED = frozenset((Pull, Acquire, Quit))
 """The classes of requests that the gate does not check when they are served: Pull and Acquire, because the gate has
 checked them when they arrived, and Quit (the command `quit`), because it only ends its own connection.
+"""
+
+_OUTCOMES = frozenset((RequestCode.TRANSACTION, RequestCode.TRANSACTION_OUTCOME, RequestCode.END_HALF))
+"""Frames that decide transactions or ask for their outcome. A quota of connections refuses none of them: a coordinator
+could take the refusal of a commit for a rollback.
 """
 
 P = ParamSpec("P")
@@ -422,6 +427,8 @@ class Session(Protocol):
         if verb.needs is NOTHING:
             return verb
         self.user = self._account.asker_user = self.principal.user
+        if type(request) is TransactionCommand or (type(request) is Frame and request.code in _OUTCOMES):
+            return verb
         try:
             self._account.users.take(self.user, Quota.CONNECTIONS)
         except QuotaExceeded as error:

@@ -22,6 +22,7 @@ from metaq.protocol.errors import (
     MetaqError,
     NoPartition,
     NotLeader,
+    QuotaExceeded,
     RequestTimedOut,
     TransactionRefused,
     XaError,
@@ -272,6 +273,8 @@ class XaResource:
                 return self._reachable_broker()
             except AccessRefused as error:
                 raise XaError(XaCode.XAER_RMERR, str(error)) from error
+            except QuotaExceeded as error:
+                raise XaError(XaCode.XAER_RMFAIL, str(error)) from error
             except (NoPartition, BrokerUnavailable) as error:
                 pause = backoff.next()
                 if not all(map(calls.has_sent_to, self._topics)) or calls.clock() + pause >= give_up:
@@ -496,7 +499,7 @@ def _as_xa_errors(kind: TransactionType | None) -> Iterator[None]:
         raise XaError(XaCode.XAER_RMFAIL if decides else XaCode.XA_RBTIMEOUT, str(error)) from error
     except AccessRefused as error:
         raise XaError(XaCode.XAER_RMFAIL if kind in _OUTCOMES else XaCode.XAER_RMERR, str(error)) from error
-    except (BrokerUnavailable, NoPartition, NotLeader) as error:
+    except (BrokerUnavailable, NoPartition, NotLeader, QuotaExceeded) as error:
         # a refused verb was not executed; XAER_RMERR would say that the transaction was rolled back
         raise XaError(XaCode.XAER_RMFAIL, str(error)) from error
     except MetaqError as error:

@@ -116,6 +116,17 @@ def test_a_refused_connection_gives_nothing_back_and_a_higher_quota_helps_it(har
     assert used(harness, Quota.CONNECTIONS) == 2
 
 
+def test_a_connection_too_many_may_still_decide_a_transaction(harness):
+    allow(harness, connections=0, open_transactions=1)
+    asker = Asker(harness)
+    asker.peer.session.logged_in(APP)
+    asker.ok(tx("TX:s:0", BEGIN))
+    assert "at most 1 open-transactions" in asker.refused(tx("TX:s:1", BEGIN))
+    assert "at most 0 connections" in asker.refused(put("t", 0))
+    asker.ok(tx("TX:s:0", ROLLBACK))
+    assert used(harness, Quota.OPEN_TRANSACTIONS) == 0
+
+
 def test_another_login_counts_for_the_other_user(harness):
     allow(harness, connections=1)
     peer = connect(harness)
