@@ -134,7 +134,10 @@ def test_an_absent_zookeeper_is_told_while_it_is_waited_for_and_ends_the_start_w
         silent.bind(("127.0.0.1", 0))  # bound and not listening: nobody else gets the port, the broker least of all
         port = silent.getsockname()[1]
         zookeeper = f"zk.zkConnect=127.0.0.1:{port}\nzk.zkConnectionTimeoutMs=1000"
-        waiting, error = lines_of_a_failed_start(tmp_path, server_ini(tmp_path, {"t": ""}, zookeeper=zookeeper))
+        ini = server_ini(tmp_path, {"t": ""}, zookeeper=zookeeper)
+        everybody, waiting, error = lines_of_a_failed_start(tmp_path, ini)
+    assert " WARNING " in everybody
+    assert "docs/security.md" in everybody
     assert f"waiting up to 1 s for ZooKeeper at 127.0.0.1:{port}: nothing listens" in waiting
     assert error.startswith(f"metaq broker: ZooKeeper at 127.0.0.1:{port} does not answer within 1 s: nothing listens")
 

@@ -14,8 +14,10 @@ from metaq.coordination.groups.membership import GroupMembership, new_consumer_i
 from metaq.coordination.moves.move_nodes import Moves
 from metaq.coordination.offsets.begun_marks import BegunMarks
 from metaq.coordination.offsets.offset_store import ZooKeeperOffsetStore
+from metaq.coordination.records.acl_policy import AclPolicy
 from metaq.coordination.records.move_payloads import Move
 from metaq.coordination.records.payloads import Begun, ConsumerFilter, format_topics, parse_offset, parse_topics
+from metaq.coordination.records.security_payloads import format_acl_policy
 from metaq.coordination.security.security_admin import SecurityAdmin
 from metaq.coordination.session.zk_session import ZkSession
 from metaq.coordination.session.znodes import create_ephemeral
@@ -144,6 +146,7 @@ def make_zones(first: ZkSession, second: ZkSession) -> None:
 
 def make_a_user(first: ZkSession, _second: ZkSession) -> None:
     SecurityAdmin(first).add_user("app", None, [])
+    first.zk.create(first.paths.acl_policy(), format_acl_policy(AclPolicy.of(["ip:127.0.0.1"], [])))
 
 
 @pytest.mark.parametrize(
@@ -154,7 +157,7 @@ def make_a_user(first: ZkSession, _second: ZkSession) -> None:
         (make_filters, "/filters", 2),
         (make_begun_messages, "/begun", 3),
         (make_zones, "/zones", 4),
-        (make_a_user, "/security", 3),
+        (make_a_user, "/security", 4),
     ],
 )
 def test_each_node_that_no_java_program_writes_is_documented_with_its_kind(
