@@ -44,6 +44,10 @@ class Area(Enum):
     """Only brokers and operators read and write these znodes: the verifiers of users' passwords."""
     ENTRY = "entries"
     """Clients create children of these znodes, such as the znode of a new group, but delete and change nothing."""
+    TOPICS = "topics"
+    """As ENTRY, but only for clients that an address identifies: 1.x producers create the znode of a topic themselves.
+    Other clients create no topics, and must not be able to: a broker serves no topic whose znode it may not write.
+    """
     CLIENT = "clients"
     """Clients write these znodes; everybody reads them."""
 
@@ -53,7 +57,11 @@ class Areas:
 
     def __init__(self, paths: Paths) -> None:
         brokers, spark = parent_of(paths.broker_ids()), parent_of(paths.spark_writes())
-        self._single = dict.fromkeys((paths.groups(), paths.topics_pub(), paths.topics_sub()), Area.ENTRY)
+        self._single = {
+            paths.groups(): Area.ENTRY,
+            paths.topics_pub(): Area.TOPICS,
+            paths.topics_sub(): Area.TOPICS,
+        }
         if paths.root:
             self._single[paths.root] = Area.CLUSTER
         self._trees = {
@@ -151,9 +159,10 @@ class AclPolicy:
         found = dict.fromkeys(self.cluster, ALL)
         if area is not Area.SECRET:
             found[ANYBODY] = READ
-        if area in (Area.CLIENT, Area.ENTRY):
+        if area in (Area.CLIENT, Area.ENTRY, Area.TOPICS):
             for each in self.clients:
-                found[each] = found.get(each, 0) | (ALL if area is Area.CLIENT else READ | CREATE)
+                if area is not Area.TOPICS or each.scheme == "ip":
+                    found[each] = found.get(each, 0) | (ALL if area is Area.CLIENT else READ | CREATE)
         return tuple(Right(permissions, identity) for identity, permissions in found.items())
 
     @property

@@ -16,7 +16,7 @@ from .watches import WatchTable
 if TYPE_CHECKING:
     from .server import StandaloneServer
 
-__all__ = ["WORDS", "Counters"]
+__all__ = ["HARMLESS", "WORDS", "Counters"]
 
 VERSION = "3.9.5-metaq-standalone"
 """The version that the server reports. The text names the ZooKeeper version whose protocol the server uses, and shows
@@ -224,3 +224,8 @@ WORDS: dict[bytes, Callable[[StandaloneServer], Iterator[str]]] = {
     b"srst": _srst,
     b"crst": _crst,
 }
+
+HARMLESS = frozenset((b"ruok", b"isro", b"srvr", b"stat", b"mntr"))
+"""The words that a server with a secure port answers. The others show paths and the ids of sessions, or change figures:
+Apache's server does not answer them either, unless its configuration names them.
+"""

@@ -186,7 +186,7 @@ def steps_of_users(connect_string: str, topic: str, profile: Path, *, zookeeper_
     options = " ".join(f"--can {shlex.quote(str(grant))}" for grant in grants)
     literal = json.dumps(topic, ensure_ascii=False)
     if zookeeper_tls:
-        here = "ZooKeeper lets everybody on this machine change groups and offsets, and nothing else"
+        here = "ZooKeeper lets everybody on this machine change groups and offsets, but no users, topics and brokers"
     else:
         here = "ZooKeeper has no TLS: any program on this machine can change it"
     return f"""only users may use the brokers, over TLS; {here}

@@ -85,7 +85,7 @@ def shell(line: str, directory: Path, env: Mapping[str, str]) -> subprocess.Comp
 def test_what_it_prints_leads_from_nothing_to_a_send_and_a_consume(tmp_path, record_property):
     began = time.monotonic()
     with Secure(tmp_path / "it's data", "--topic", "orders") as cluster:
-        assert "change groups and offsets, and nothing else" in cluster.text
+        assert "change groups and offsets, but no users, topics and brokers" in cluster.text
         export, add = cluster.text.splitlines()[2:4]
         ran = shell(f"{export.strip()}\n{add.strip()}", tmp_path, {})
         assert (ran.returncode, ran.stdout) == (0, "created the user app; profile: app.ini\n"), ran.stderr

@@ -53,7 +53,7 @@ def test_only_the_cluster_writes_its_znodes_and_only_clients_write_theirs(server
         SecurityAdmin(broker).add_user("shop", "password", [])
         written(broker, set_data(paths.broker(0), b"url"), create_ephemeral(paths.master(0), b"url"))
         written(client, set_data(offset, b"7"))
-        client.nodes.ensure([paths.offset("new", "t", "0-0"), paths.topic_pub("new")])
+        client.nodes.ensure([paths.offset("new", "t", "0-0")])
         assert differing(broker) == 0  # also what a client and a broker have created since
         assert stranger.nodes.get_many([offset, paths.master(0)])[0].data == b"7"  # type: ignore[union-attr]
         for session, write in (
@@ -78,6 +78,8 @@ def test_only_the_cluster_writes_its_znodes_and_only_clients_write_theirs(server
                 session.nodes.get_many([offset, paths.user("shop")])
         with pytest.raises(CoordinationRefused, match="/meta/consumers/h"):
             stranger.nodes.ensure([paths.offset("h", "t", "0-0")])
+        with pytest.raises(CoordinationRefused, match="topics-pub/new"):
+            client.nodes.ensure([paths.topic_pub("new")])
 
 
 def test_a_policy_counts_for_sessions_that_were_open_before_and_after_their_reconnection(server: InProcessZooKeeper):
@@ -114,6 +116,7 @@ def test_check_finds_what_programs_without_a_policy_create_and_apply_sets_it(ser
                 Area.CLUSTER: (2, paths.broker(3)),
                 Area.SECRET: (0, ""),
                 Area.ENTRY: (0, ""),
+                Area.TOPICS: (0, ""),
                 Area.CLIENT: (3, "/meta/consumers/old"),
             }
             assert apply_policy(broker, [BROKER.identity], [CLIENT.identity], dry_run=True).differing == 5

@@ -27,7 +27,8 @@ POLICY = AclPolicy.of(["x509:CN=mq1"], ["ip:10.0.0.0/8"])
 
 AREAS = {
     **dict.fromkeys(("users", "user"), Area.SECRET),
-    **dict.fromkeys(("groups", "topics_pub", "topics_sub"), Area.ENTRY),
+    "groups": Area.ENTRY,
+    **dict.fromkeys(("topics_pub", "topics_sub"), Area.TOPICS),
     **dict.fromkeys(("spark_writes", "spark_write"), Area.CLIENT),
     **dict.fromkeys(("group_ids", "consumer", "group_zones", "consumer_zone"), Area.CLIENT),
     **dict.fromkeys(("group_filters", "consumer_filter"), Area.CLIENT),
@@ -77,6 +78,7 @@ def test_each_area_gives_brokers_clients_and_strangers_their_rights():
     assert rights(Area.CLUSTER) == {BROKER: ALL, ANYBODY: READ}
     assert rights(Area.SECRET) == {BROKER: ALL}
     assert rights(Area.ENTRY) == {BROKER: ALL, ANYBODY: READ, LEGACY: READ | CREATE}
+    assert rights(Area.TOPICS) == {BROKER: ALL, ANYBODY: READ, LEGACY: READ | CREATE}
     assert rights(Area.CLIENT) == {BROKER: ALL, ANYBODY: READ, LEGACY: ALL}
     everybody = AclPolicy.of([str(BROKER), str(LEGACY)], ["world:anyone", str(LEGACY)])
     assert {each.identity: each.permissions for each in everybody.rights(Area.ENTRY)} == {
@@ -84,6 +86,7 @@ def test_each_area_gives_brokers_clients_and_strangers_their_rights():
         LEGACY: ALL,
         ANYBODY: READ | CREATE,
     }
+    assert {each.identity: each.permissions for each in everybody.rights(Area.TOPICS)}[ANYBODY] == READ
 
 
 @pytest.mark.parametrize(

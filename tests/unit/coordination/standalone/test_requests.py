@@ -428,6 +428,15 @@ def test_names_of_certificates_need_a_secure_port_and_the_right_form(certified: 
     assert client.create("/a", acl=[Acl(31, "x509", "CN=mq1,O=metaq")]).code == RefusalCode.INVALID_ACL
 
 
+def test_words_that_show_paths_and_sessions_are_not_answered_if_strangers_may_ask(certified: Client, client: Client):
+    for server, is_told in ((certified.server, False), (client.server, True)):
+        stranger = Client(server)
+        stranger.send(b"dump")
+        said = b"".join(stranger.connection.take())
+        assert (b"SessionTracker" in said, b"not in the whitelist" in said) == (is_told, not is_told), said
+        assert stranger.closed
+
+
 # --- questions about many nodes ---------------------------------------------------------------------------------------
 
 
