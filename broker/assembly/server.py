@@ -250,7 +250,9 @@ def listen_further(
                 port.startListening()
             except CannotListenError as error:
                 reason = error.socketError.strerror if isinstance(error.socketError, OSError) else error.socketError
-                remedy = f"cannot listen there ({reason}): stop the other program or choose another place"
+                missing = isinstance(error.socketError, OSError) and error.socketError.errno == errno.ENOENT
+                do = "make its directory" if missing else "stop the other program"
+                remedy = f"cannot listen there ({reason}): {do} or choose another place"
                 raise ConfigError(key, place, remedy) from error
             ports.append(port)
             number = 0 if rules.path else port.getHost().port  # type: ignore[no-untyped-call]

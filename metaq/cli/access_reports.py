@@ -17,7 +17,7 @@ from metaq.client.transport.connection import Endpoint, open_connection
 from metaq.coordination.brokers.cluster_view import ClusterView
 from metaq.coordination.session.zk_session import ZkSession
 from metaq.coordination.sets.set_view import read_sets
-from metaq.protocol.access import AccessGrant, AccessMode, AccessOperation, Need, User
+from metaq.protocol.access import AccessGrant, AccessMode, AccessOperation, Need, Permissions, Principal, User
 from metaq.protocol.errors import AccessRefused, ClientError, InvalidName, MetaqError
 from metaq.protocol.own_topics import RETRY_PREFIX
 from metaq.protocol.printable import one_line
@@ -58,9 +58,9 @@ _SOME_TOPIC = "TOPIC"
 
 class RefusedNeed(NamedTuple):
     """Requests of one client that a broker has refused, or would have refused while the mode is OBSERVE. principal: as
-    the broker writes it: `anonymous`, `user NAME` or `broker HOST`. address: the client's IP address. need: the
-    smallest grant that would permit the requests. times: their number. last_ms: when the last one came, in milliseconds
-    of the Unix epoch.
+    the broker writes it: `anonymous`, `user NAME`, `user NAME (by address)` or `broker HOST`. address: the client's IP
+    address. need: the smallest grant that would permit the requests. times: their number. last_ms: when the last one
+    came, in milliseconds of the Unix epoch.
     """
 
     principal: str
@@ -72,8 +72,17 @@ class RefusedNeed(NamedTuple):
     @property
     def user(self) -> str:
         """The name of the user; "" if the principal is no user."""
+        return "" if self.who is None else self.who.name
+
+    @property
+    def who(self) -> Principal | None:
+        """The user, with how the broker knows him; None if the principal is no user."""
         kind, _, name = self.principal.partition(" ")
-        return name if kind == "user" else ""
+        found = Principal("user", name)
+        by_address = Principal("address", name.partition(" ")[0])
+        if kind != "user":
+            return None
+        return by_address if str(by_address) == self.principal else found
 
 
 class AddressUser(NamedTuple):
@@ -233,11 +242,10 @@ def unmet(refused: RefusedNeed, users: Mapping[str, User], now_ms: float) -> boo
     """Return whether the client would be refused with the present grants, too. Nobody knows this of an unknown need, so
     the result is True then.
     """
-    user = users.get(refused.user)
-    if user is None or user.has_expired(now_ms):
-        return True
     need = _parsed(refused.need)
-    return need is None or not user.access.permits(need)
+    if refused.who is None or need is None:
+        return True
+    return Permissions(users=users).refusal(refused.who, need, now_ms) is not None
 
 
 def _parsed(need: str) -> Need | None:
@@ -332,6 +340,11 @@ def _raw_note(refused: RefusedNeed, users: Mapping[str, User], now_ms: float) ->
     need = _parsed(refused.need)
     if need is None:
         return f"{who} needs {refused.need}, which this version of metaq does not know"
+    if refused.who is not None and refused.who.kind == "address":
+        if user.expires_ms is None:
+            return f"{who} needs {refused.need}, but must expire: metaq users expire {name} 90d"
+        if need.operation is AccessOperation.ADMIN:
+            return f"{who} needs {refused.need}: let it log in, because its address makes nobody an operator"
     decides = covering_grant(user, need)
     return None if decides is None else f"{who} needs {refused.need}, which its grant '{decides}' forbids"
 

@@ -25,7 +25,7 @@ from metaq.client.transport.zookeeper import zk_session
 from metaq.coordination.brokers.cluster_view import BrokerAddress, BrokerNodes
 from metaq.coordination.session.zk_session import ZkSession
 from metaq.coordination.sets.set_view import SetView
-from metaq.protocol.errors import BrokerUnavailable, CoordinationError, MetaqError, NoPartition
+from metaq.protocol.errors import BrokerUnavailable, CoordinationError, MetaqError, NoPartition, TlsFailed
 
 from .options import ZK_TIMEOUT_SECONDS, Parsed, with_options, zk_option
 from .output import echo
@@ -196,7 +196,7 @@ class Target:
         try:
             connection = open_connection(endpoint, ConnectionConfig())
         except BrokerUnavailable as error:
-            raise BrokerUnavailable(f"{error}: start the broker that listens there, or name another one") from error
+            raise BrokerUnavailable(f"{error}: {_remedy(error)}") from error
         try:
             yield connection
         finally:
@@ -275,3 +275,16 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Address of a broker, or unix:PATH of its Unix socket; ZooKeeper is not asked.",
         ),
     )
+
+
+def _remedy(error: BaseException) -> str:
+    """Return what a user should do because a broker cannot be reached."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, TlsFailed):
+            return (
+                "name the broker's CA and a certificate of yours in the section [tls] of the profile, or give the "
+                "broker a certificate that is valid and names this host (docs/security.md)"
+            )
+        cause = cause.__cause__
+    return "start the broker that listens there, or name another one"

@@ -111,6 +111,18 @@ def test_what_stands_for_many_topics_is_no_need(text):
 # --- suggestions ------------------------------------------------------------------------------------------------------
 
 
+def test_a_user_by_address_gets_the_same_commands_and_must_expire():
+    asked = refused("user legacy (by address)", "send:orders")
+    forever, lacking = user("legacy", "send:orders"), user("legacy", expires_ms=NOW + 1)
+    assert suggest([report(asked)], users(lacking), NOW).commands == ("metaq acl grant legacy send:orders",)
+    assert suggest([report(asked)], users(user("legacy", "send:orders", expires_ms=NOW + 1)), NOW) == ((), ())
+    (note,) = suggest([report(asked)], users(forever), NOW).notes
+    assert "metaq users expire legacy 90d" in note
+    operator = report(refused("user legacy (by address)", "admin"))
+    (note,) = suggest([operator], users(user("legacy", "admin", expires_ms=NOW + 1)), NOW).notes
+    assert "let it log in" in note
+
+
 def test_the_needs_of_a_user_at_all_brokers_become_one_command():
     known = users(user("app", "see:orders"), user("web"))
     first = report(refused("user app", "send:orders"), refused("user web", "consume:orders@shop"))
