@@ -128,7 +128,8 @@ def run(
         from twisted.internet import reactor  # the import installs the reactor: only when a broker really runs
 
         reactor = serves_few_at_once(measures_elapsed_time(reactor), tuning.MOST_EVENTS)
-        return BrokerProcess(config, reactor, files=files, plugins=chosen, options=options).run()
+        one = OneBroker(config, reactor, files=files, plugins=chosen, options=options)
+        return BrokerProcess(one, reactor).run()
     except MetaqError as error:
         print(f"metaq broker: {error}", file=sys.stderr)
         return 1
@@ -137,21 +138,12 @@ def run(
 class BrokerProcess:
     """The process of one broker: its limits, its signals, and the reactor that serves only this broker."""
 
-    def __init__(
-        self,
-        config: BrokerConfig,
-        reactor: Any,
-        *,
-        files: ConfigFiles | None = None,
-        plugins: Plugins = NO_PLUGINS,
-        options: BrokerOptions = BrokerOptions(),  # noqa: B008
-        rng: random.Random | None = None,
-    ) -> None:
-        """See OneBroker."""
+    def __init__(self, one: OneBroker, reactor: Any) -> None:
+        """reactor: Twisted's reactor of this process, which `one` uses, too."""
         self._reactor = reactor
-        self._one = OneBroker(config, reactor, files=files, plugins=plugins, options=options, rng=rng)
-        self._one.on_serving = self._tell_serving
-        self._one.on_end = reactor.stop
+        self._one = one
+        one.on_serving = self._tell_serving
+        one.on_end = reactor.stop
 
     def run(self) -> int:
         """Serve until the process is told to stop. Raises MetaqError if the broker cannot start."""

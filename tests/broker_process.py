@@ -41,6 +41,11 @@ def server_ini(
     )
 
 
+def resident_bytes(pid: int) -> int:
+    """Resident memory of a process."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 class RunningBroker:
     """`python -m metaq.broker`, ready to serve. `port` is where it listens."""
 
@@ -87,8 +92,7 @@ class RunningBroker:
 
     def rss_bytes(self) -> int:
         """Resident memory of the process."""
-        pages = Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]
-        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+        return resident_bytes(self.process.pid)
 
     def stop(self, timeout: float = DEADLINE) -> int:
         """SIGTERM; the exit code."""

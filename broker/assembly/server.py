@@ -21,7 +21,7 @@ from twisted.internet.task import LoopingCall
 
 from metaq.protocol.errors import ConfigError
 
-from ..configuration.listeners_ini import MAIN, ListenerRules
+from ..configuration.listeners_ini import MAIN, MAIN_RULES, ListenerRules
 from ..network.open_listener import OpenListener
 from ..network.session import Session
 from ..network.transport import connection_class
@@ -53,7 +53,7 @@ class SessionFactory(Factory):
         self, broker: Broker, gate: Gate, max_connections: int, *, http: bool = False, main: ListenerRules | None = None
     ) -> None:
         """max_connections: the most connections of the whole broker. http: whether some of these connections are
-        reserved for the HTTP ports. main: the rules of the main port; None if it has none but those of [tls].
+        reserved for the HTTP ports. main: the rules of the main port; None if only [tls] counts.
         """
         self._broker = broker
         self._gate = gate
@@ -200,16 +200,15 @@ def listen(broker: Broker, factory: SessionFactory, reactor: Any, certificates: 
     address = broker.config.listen
     port = tcp.Port(broker.config.port, cast(Any, factory), _BACKLOG, address, reactor)
     port.transport = connection_class()
-    main = ListenerRules(MAIN, tls=None)
+    main = MAIN_RULES
     if certificates is not None:
         main = certificates.main_rules or main
         port.transport = certificates.connection_class(port.transport, reactor, main)
     try:
         port.startListening()
     except CannotListenError as error:
-        reason = error.socketError.strerror if isinstance(error.socketError, OSError) else error.socketError
-        taken = isinstance(error.socketError, OSError) and error.socketError.errno in (errno.EADDRINUSE, errno.EACCES)
-        if address and not taken:
+        reason, error_number = _why(error)
+        if address and error_number not in (errno.EADDRINUSE, errno.EACCES):
             remedy = f"cannot listen there ({reason}): name an address of this machine"
             raise ConfigError("--listen", address, remedy) from error
         remedy = f"cannot listen there ({reason}): stop the other program or set another serverPort"
@@ -249,9 +248,8 @@ def listen_further(
             try:
                 port.startListening()
             except CannotListenError as error:
-                reason = error.socketError.strerror if isinstance(error.socketError, OSError) else error.socketError
-                missing = isinstance(error.socketError, OSError) and error.socketError.errno == errno.ENOENT
-                do = "make its directory" if missing else "stop the other program"
+                reason, error_number = _why(error)
+                do = "make its directory" if error_number == errno.ENOENT else "stop the other program"
                 remedy = f"cannot listen there ({reason}): {do} or choose another place"
                 raise ConfigError(key, place, remedy) from error
             ports.append(port)
@@ -263,6 +261,12 @@ def listen_further(
             port.stopListening()  # type: ignore[no-untyped-call]
         raise
     return ports
+
+
+def _why(error: CannotListenError) -> tuple[str, int | None]:
+    """Return why the broker cannot listen: a text, and the number of the operating system's error, if it is one."""
+    cause = error.socketError
+    return (str(cause.strerror), cause.errno) if isinstance(cause, OSError) else (str(cause), None)
 
 
 def _remove_stale_socket(path: str, key: str) -> None:

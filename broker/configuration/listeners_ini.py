@@ -34,6 +34,7 @@ from .ini import Entry, Section, SectionValues, check_keys, wrong
 __all__ = [
     "LISTENER_SECTION",
     "MAIN",
+    "MAIN_RULES",
     "ListenerLogin",
     "ListenerProtocol",
     "ListenerRules",
@@ -105,6 +106,10 @@ class ListenerRules:
     def is_proxy(self, address: IPv4Address | IPv6Address | None) -> bool:
         """Return whether the peer with this address is a proxy, which must send a header."""
         return address is not None and any(address in each for each in self.proxy)
+
+
+MAIN_RULES = ListenerRules(MAIN, tls=None)
+"""The rules of the main port if security.ini has no section [listener main]: only the section [tls] counts."""
 
 
 def read_listeners(sections: Mapping[str, Section], path: str) -> tuple[ListenerRules, ...]:

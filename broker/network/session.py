@@ -181,7 +181,7 @@ class Session(Protocol):
         rules: ListenerRules | None = None,
         on_source: Callable[[Session, str], str | None] = lambda session, host: None,
     ) -> None:
-        """on_lost: called when the connection is lost. rules: the rules of the listener; None if it has none.
+        """on_lost: called when the connection is lost. rules: the rules of the listener; None if only [tls] counts.
         on_source: called when a proxy has told the client's address; returns why this client may not connect, or None.
         """
         self.host = "?"
@@ -436,6 +436,11 @@ class Session(Protocol):
         self._counted = True
         return verb
 
+    def _asks(self) -> None:
+        """Let what is served from now on count for this connection's address and user."""
+        self._account.asker = self.address
+        self._account.asker_user = self.user
+
     def _count_no_more(self) -> None:
         if self._counted:
             self._counted = False
@@ -492,9 +497,8 @@ class Session(Protocol):
         """Serve requests in order, until a request must wait; put this request and the following ones into `_queue`."""
         self._serving = True
         try:
-            self._account.asker = self.address
+            self._asks()
             group: PutGroup | None = None
-            self._account.asker_user = self.user
             plain = self._counted and self._rules is None
             admit: Callable[[Any, Session], Verb] = self._gate.admit if plain else self._admit
             turn_end = self.seconds() + tuning.TURN_SECONDS
@@ -604,8 +608,7 @@ class Session(Protocol):
                 self._transport.read_once()
         if self._work is not None:
             verb, request, work = self._work
-            self._account.asker = self.address
-            self._account.asker_user = self.user
+            self._asks()
             self._work = None
             self._fresh = True
             self._pending -= 1
@@ -746,8 +749,7 @@ class Session(Protocol):
         if self._closing:
             return
         if not (self._queue or self._blocked or self._yielding):
-            self._account.asker = self.address
-            self._account.asker_user = self.user
+            self._asks()
             self._serve_pull(pull)
         elif pull.put_aside() and not self._blocked:
             self._write(self._gate.give_up(pull))

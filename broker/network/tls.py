@@ -26,7 +26,7 @@ from metaq.protocol.errors import ConfigError, MetaqError, RemoteProtocolError, 
 from metaq.protocol.proxy_header import ProxyHeaderReader, ProxySource
 from metaq.protocol.tls import FIRST_BYTE
 
-from ..configuration.listeners_ini import MAIN, ListenerRules
+from ..configuration.listeners_ini import MAIN, MAIN_RULES, ListenerRules
 from ..configuration.security_ini import Plain, Security
 from ..runtime.account import numeric_address
 from ..runtime.few_lines import FewLines
@@ -85,7 +85,7 @@ class Certificates:
         """The rules of the main port. None if security.ini has no section [listener NAME]: then only [tls] counts."""
         if not self.listeners:
             return None
-        return next((each for each in self.listeners if each.name == MAIN), ListenerRules(MAIN, tls=None))
+        return next((each for each in self.listeners if each.name == MAIN), MAIN_RULES)
 
     @property
     def plain(self) -> Plain:
@@ -113,7 +113,7 @@ class Certificates:
         self,
         plain_class: type[tcp.Server],
         reactor: Any,
-        rules: ListenerRules = ListenerRules(MAIN, tls=None),  # noqa: B008
+        rules: ListenerRules = MAIN_RULES,
     ) -> type[tcp.Server]:
         """Return the transport class for a port with TLS. plain_class: the transport class for a port without TLS.
         rules: the rules of the port. Raises ConfigError if FastConnection does not support this version of Twisted.
@@ -131,7 +131,7 @@ class Certificates:
 
     def http_connection_class(self, reactor: Any) -> type[tcp.Server]:
         """Return the transport class for an HTTP port with TLS."""
-        return self._secured(SecureHttpConnection, reactor, ListenerRules(MAIN, tls=None))
+        return self._secured(SecureHttpConnection, reactor, MAIN_RULES)
 
     def _secured(self, kind: type[_Secured], reactor: Any, rules: ListenerRules) -> type[tcp.Server]:
         if self._refused is None:

@@ -75,8 +75,8 @@ class Verifier(NamedTuple):
 
 
 class StoredMode(NamedTuple):
-    """The content of the znode `security`. unknown: keys of later versions, with their values. quotas: those of each
-    user who has none of his own. unknown_quotas: quotas of later versions.
+    """The content of the znode `security`. unknown: keys of later versions, with their values. quotas: each
+    counts for the users without such a quota of their own. unknown_quotas: quotas of later versions.
     """
 
     mode: AccessMode

@@ -42,7 +42,7 @@ class PermissionsView:
         self._closed = False
         self._exists: bool | None = None  # None: not read yet
         self._mode: AccessMode | None = None  # the last one that was understood
-        self._quotas: Mapping[Quota, int] = MappingProxyType({})  # of each user who has none of his own
+        self._quotas: Mapping[Quota, int] = MappingProxyType({})  # of users without such a quota of their own
         self._damaged_mode: bytes | None = None  # logged already
         self._names: ChildrenWatcher | None = None
         self._users: dict[str, _UserWatcher] = {}

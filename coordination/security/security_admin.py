@@ -68,7 +68,7 @@ class SecurityState(NamedTuple):
     users: Mapping[str, User]
     damaged: Mapping[str, str]
     quotas: Mapping[Quota, int] = MappingProxyType({})
-    """The quotas of each user who has none of his own."""
+    """Each of these quotas counts for the users without such a quota of their own."""
 
 
 class _Found(NamedTuple):
@@ -199,8 +199,8 @@ class SecurityAdmin:
         )
 
     def set_quotas(self, name: str | None, changes: Mapping[Quota, int | None]) -> None:
-        """Change quotas of a user, or, if `name` is None, of each user who has none of his own. changes: the new value
-        of each quota, or None to remove it.
+        """Change quotas of a user; or, if `name` is None, the quotas that count for the users without such a quota of
+        their own. changes: the new value of each quota, or None to remove it.
         """
         if name is not None:
             self._edit(

@@ -77,12 +77,11 @@ class RefusedNeed(NamedTuple):
     @property
     def who(self) -> Principal | None:
         """The user, with how the broker knows him; None if the principal is no user."""
-        kind, _, name = self.principal.partition(" ")
-        found = Principal("user", name)
-        by_address = Principal("address", name.partition(" ")[0])
+        kind, _, rest = self.principal.partition(" ")
         if kind != "user":
             return None
-        return by_address if str(by_address) == self.principal else found
+        by_address = Principal("address", rest.partition(" ")[0])
+        return by_address if str(by_address) == self.principal else Principal("user", rest)
 
 
 class AddressUser(NamedTuple):

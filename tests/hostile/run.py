@@ -24,11 +24,11 @@ from metaq.coordination.security.security_admin import SecurityAdmin
 from metaq.coordination.session.zk_session import ZkSession
 from metaq.coordination.standalone_process import StandaloneZooKeeper
 from metaq.protocol.access import AccessGrant, AccessMode
-from metaq.protocol.errors import TlsFailed
+from metaq.protocol.errors import MetaqError, TlsFailed
 from metaq.protocol.record import checksum
 from metaq.protocol.text import encode_put
 from metaq.protocol.tls import TlsStream
-from tests.broker_process import server_ini
+from tests.broker_process import resident_bytes, server_ini
 from tests.kills.brokers import BrokerPlace
 from tests.kills.outcome import Outcome, Problem, Say
 
@@ -36,8 +36,7 @@ from .inputs import HTTP, REQUESTS, basic, mutated, noise
 
 __all__ = ["run"]
 
-Port = Literal["text", "records", "frames", "user", "http", "https"]
-ALL = "all"
+Port = Literal["all", "text", "records", "frames", "user", "http", "https"]
 
 _TOPICS = {"t": "numPartitions=2", "t3": "numPartitions=3", "java": "numPartitions=2"}
 _ADMIN = "root"
@@ -64,10 +63,11 @@ class _Connection:
             self._tls.receive(b"")
             while not self._tls.established:
                 self._socket.sendall(self._tls.take())
-                self._tls.receive(self._some())
+                self._tls.receive(self.receive())
             self._socket.sendall(self._tls.take())
 
-    def _some(self) -> bytes:
+    def receive(self) -> bytes:
+        """Wait for the next bytes as they are on the network. Raises ConnectionResetError at the end."""
         data = self._socket.recv(1 << 16)
         if not data:
             raise ConnectionResetError("it closed the connection")
@@ -91,7 +91,7 @@ class _Connection:
         """Send, and return the first bytes of the answer."""
         self.send(data)
         while True:
-            answer = self._some()
+            answer = self.receive()
             if self._tls is None:
                 return answer
             self._tls.receive(answer)
@@ -209,7 +209,7 @@ class _Records(_Door):
         connection.send_raw(first)
         with suppress(TlsFailed, ConnectionError):
             while not stream.established:
-                stream.receive(connection._some())
+                stream.receive(connection.receive())
             second = stream.take()
             if kind == 5:
                 connection.send_raw(mutated(rng, [second]))
@@ -225,7 +225,7 @@ class _Tally:
     problems: list[Problem] = field(default_factory=list)
 
 
-def run(directory: Path, seed: int, say: Say, *, inputs: int = 20_000, port: str = ALL) -> Outcome:
+def run(directory: Path, seed: int, say: Say, *, inputs: int = 20_000, port: Port = "all") -> Outcome:
     """Two brokers get mutated inputs: one without users, and one that serves only users and only with TLS.
 
     inputs: how many each port gets. port: only this one: `text` (both protocols, without TLS), `records` (TLS records),
@@ -239,7 +239,7 @@ def run(directory: Path, seed: int, say: Say, *, inputs: int = 20_000, port: str
     tally = _Tally()
     with ExitStack() as stack:
         doors = _doors(directory, stack)
-        for name in doors if port == ALL else (port,):
+        for name in doors if port == "all" else (port,):
             _attack(doors[name], random.Random(f"{seed} {name}"), inputs, tally, say)
         for place in {door.place.name: door.place for door in doors.values()}.values():
             _judge(place, tally)
@@ -281,9 +281,9 @@ def _attack(door: _Door, rng: random.Random, inputs: int, tally: _Tally, say: Sa
                 )
                 break
         if not base and sent >= inputs // 5:
-            base = _resident(door.place)
+            base = resident_bytes(door.place.child.process.pid)
     other.close()
-    grown = _resident(door.place) - base
+    grown = resident_bytes(door.place.child.process.pid) - base
     if grown > _GROWTH_BYTES:
         tally.problems.append(Problem("memory", f"{door.name}: the broker grew by {grown:,} bytes"))
     tally.figures |= {
@@ -293,14 +293,6 @@ def _attack(door: _Door, rng: random.Random, inputs: int, tally: _Tally, say: Sa
         f"{door.name}: grown, KiB": grown >> 10,
     }
     say(f"{door.name}: {sent:,} inputs on {connections:,} connections, {grown >> 10:,} KiB, {1000 * slowest:.0f} ms")
-
-
-def _resident(place: BrokerPlace) -> int:
-    """Return the resident memory of a broker's process, in bytes."""
-    status = Path(f"/proc/{place.child.process.pid}/status").read_text()
-    found = re.search(r"^VmRSS:\s*(\d+) kB", status, re.MULTILINE)
-    assert found is not None, status
-    return int(found[1]) << 10
 
 
 def _judge(place: BrokerPlace, tally: _Tally) -> None:
@@ -385,7 +377,7 @@ def _await_users(connect: Callable[[], _Connection]) -> None:
         try:
             connect().close()
             return
-        except Exception:
+        except (OSError, MetaqError):
             if time.monotonic() > end:
                 raise
             time.sleep(0.1)

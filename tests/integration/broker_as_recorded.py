@@ -6,7 +6,7 @@ import sys
 from twisted.internet import reactor
 
 from metaq.broker.configuration.server_ini import read_config
-from metaq.broker.main import BrokerProcess
+from metaq.broker.main import BrokerProcess, OneBroker
 
 
 class AsRecorded(random.Random):
@@ -17,4 +17,4 @@ class AsRecorded(random.Random):
 
 
 if __name__ == "__main__":
-    sys.exit(BrokerProcess(read_config(sys.argv[1]), reactor, rng=AsRecorded()).run())
+    sys.exit(BrokerProcess(OneBroker(read_config(sys.argv[1]), reactor, rng=AsRecorded()), reactor).run())
