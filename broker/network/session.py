@@ -943,6 +943,8 @@ class Session(Protocol):
         self._account.connections.add(self.address, 1)
         protocol.on_gone = partial(self._account.connections.add, self.address, -1)
         cast(Any, transport).protocol = protocol
+        if not self._reading:  # the request had to wait for its turn, and until then nothing more was read
+            transport.resumeProducing()
         protocol.makeConnection(transport)
 
     def _peer(self) -> str:

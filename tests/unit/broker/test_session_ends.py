@@ -45,6 +45,29 @@ def test_a_connection_is_handed_over_once_and_what_comes_behind_is_not_served(fa
     assert harness.broker.account.connections.used == 0
 
 
+@pytest.mark.parametrize("read_later", [False, True], ids=["at once", "in a later turn"])
+def test_a_connection_that_is_handed_over_is_read_though_its_request_had_to_wait(factory, harness, read_later):
+    """A leader that never read a follower's next message sent it nothing: the follower stayed out of sync for good."""
+    streams: list[Stream] = []
+
+    def accept(frame: Any, become: Any, hosts: Any) -> None:
+        assert peer.is_read is not read_later
+        streams.append(Stream())
+        become(streams[-1])
+
+    harness.broker.member = SimpleNamespace(accept=accept)
+    peer = Peer(factory.buildProtocol(IPv4Address("TCP", "127.0.0.1", 1)))
+    transport: Any = peer.transport
+    if read_later:  # the turns of others have used up this iteration of the reactor
+        harness.broker.turns.wait(lambda: None, 0, "127.0.0.2")
+        harness.broker.turns._until = harness.reactor.seconds()
+    peer.send(encode_frame(RequestCode.FOLLOW, 1, {}))
+    assert len(streams) == (not read_later)
+    harness.reactor.advance(0)
+    assert streams[0].transport is transport
+    assert peer.is_read
+
+
 def test_a_list_for_a_client_that_has_reset_the_connection_is_not_made(peer):
     peer.transport.reset = True
     peer.send(LIST + LIST)
