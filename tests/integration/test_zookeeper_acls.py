@@ -26,13 +26,13 @@ from tests.integration.background import Repeating
 from tests.integration.cli_helpers import Operator, run
 from tests.integration.client_cluster import leased, read
 from tests.integration.forked_processes import ForkedBroker
+from tests.integration.set_nodes import set_nodes
 
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 SECTION = PAGE.read_text("utf-8").partition("## ACLs in ZooKeeper")[2].partition("\n## ")[0]
 STEPS = re.findall(r"^ *metaq (security zookeeper-acl .*)$", SECTION, re.MULTILINE)
 LOGIN = ZooKeeperLogin("metaq", "a password that nothing else uses")
 PATHS = Paths()
-SET = SetState(1, "a", {"a": "5e1c9a70"}, "a", ("a",))
 
 
 class FromAnotherAddress(SequentialThreadingHandler):  # type: ignore[misc]
@@ -48,10 +48,10 @@ def kazoo(connect: str, handler: SequentialThreadingHandler | None = None) -> Ka
     return client
 
 
-def with_login(directory: Path) -> Path:
+def with_login(directory: Path, *host: str) -> Path:
     """Return the security.ini of a broker in this directory, with the section that docs/security.md shows."""
     pki = directory / "pki"
-    for words in (["init", pki], ["broker", pki, "mq1"]):
+    for words in (["init", pki], ["broker", pki, "mq1", *host]):
         assert run("security", *map(str, words)).code == 0
     password, profile = directory / "zookeeper.password", directory / "profile.ini"
     section = f"[zookeeper]\nuser = {LOGIN.user}\npasswordFile = {password}\n"
@@ -132,12 +132,6 @@ def test_the_way_of_the_docs_closes_a_cluster_while_clients_work(
                 client.stop()
                 client.close()
 
-        with ZkSession(chroot, login=LOGIN) as node, ZkSession(chroot) as other:
-            view = read_set(node, 5)
-            assert view.state is None
-            assert write_state(node, 5, SET, view)
-            with pytest.raises(CoordinationRefused, match="identifies itself as nobody but its address"):
-                write_state(other, 5, SET, read_set(other, 5))
         broker.stop()
     assert "Traceback" not in broker.errors.read_text()
     with ForkedBroker(tmp_path, ini, module=words) as broker:  # it comes back under the policy
@@ -145,3 +139,31 @@ def test_the_way_of_the_docs_closes_a_cluster_while_clients_work(
         assert command("security zookeeper-acl open").code == 0
         with Producer(chroot) as producer:
             producer.send("t", b"open")
+
+
+def test_a_broker_set_elects_leaders_and_takes_new_nodes_in_under_a_policy(
+    chroot: str, operator: Operator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    security = ("--security", str(with_login(tmp_path, "--host", "127.0.0.1")))
+    monkeypatch.setenv("METAQ_PROFILE", str(tmp_path / "profile.ini"))
+    with set_nodes(tmp_path, chroot, {"t": ""}, broker_id=5) as nodes:
+        nodes.start("a", options=security)
+        policy = ("--cluster", LOGIN.identity, "--clients", "ip:127.0.0.1")
+        applied = operator.ran("security", "zookeeper-acl", "apply", *policy)
+        assert applied.code == 0, applied.err
+        nodes.start("b", options=security)  # which creates its znodes under the policy
+        nodes.wait_in_sync("a", "b")
+        with Producer(chroot) as producer:
+            sends = Repeating(lambda number: producer.send("t", b"%d" % number))
+            sends.start()
+            nodes.kill_leader()
+            sends.wait_for(10)
+            nodes.start("a", options=security)
+            nodes.wait_in_sync("a", "b", after=1)
+            nodes.hand_over("--to", "a")
+            sends.wait_for(10)
+            sends.end()
+            assert sends.errors == []
+        assert operator.ran("security", "zookeeper-acl", "check").code == 0
+        with ZkSession(chroot) as other, pytest.raises(CoordinationRefused, match="as nobody but its address"):
+            write_state(other, 5, SetState(9, "b", {"b": "5e1c9a70"}, "b", ("b",)), read_set(other, 5))
