@@ -30,6 +30,7 @@ COMMANDS = {
     "zookeeper": "Run ZooKeeper's own server for development.",
     "produce": "Send the lines of a file or of stdin as messages.",
     "consume": "Print messages of a topic, like kcat.",
+    "worker": "Call a function with each message of topics, in any number of processes.",
     "topics": "List and describe topics.",
     "find": "Find messages by id or by key.",
     "groups": "List and describe consumer groups; move their offsets.",
