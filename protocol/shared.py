@@ -191,8 +191,8 @@ class Settlement(NamedTuple):
 
 @dataclass(slots=True)
 class SettleRequest(ExtFields):
-    """SETTLE: acknowledge, release, extend or return `records` leased messages. The body has a row for each message,
-    which states the action.
+    """The frame SETTLE, which settles `records` leased messages: acknowledges them, releases them for another attempt,
+    extends their leases, or returns them untried. The body has a row for each message, which states the action.
     """
 
     topic: TopicField

@@ -203,9 +203,9 @@ class ProducerGroups(Generic[T]):
         self.asked = self.parked = 0
         """The sums of the groups' `asked` and `parked`."""
         self.presumed_until = -NEVER
-        """A time on the module's clock, set when this node becomes the leader. Producers need time to connect to the
-        new leader; so until this time, a producer that has sent half messages counts as one that asks even if it has
-        not sent a poll to this node yet.
+        """A time on the module's clock, set when this node becomes the leader. Producers need some seconds to connect
+        to the new leader. So until `presumed_until`, a producer that has sent half messages counts as one that polls
+        for half messages to check, even if it has not polled this node yet.
         """
 
     def __len__(self) -> int:

@@ -65,9 +65,9 @@ class TransactionVerbs:
         permit: Callable[[Need, Any], None] = lambda need, caller: None,
         permit_owner: Callable[[Principal | None, Any, str], None] = lambda owner, caller, what: None,
     ) -> None:
-        """permit(need, caller): raises MetaqError if the caller may not do what needs `need`. permit_owner(owner,
-        caller, what): raises MetaqError if grants are enforced, and the owner of something is known and is another
-        principal than the caller; `what` names it.
+        """permit(need, caller): raises MetaqError if the caller has no grant for `need`. permit_owner(owner, caller,
+        what): raises MetaqError if grants are enforced, the owner of a transaction is known, and the owner is not the
+        caller. The error's text names the transaction by `what`.
         """
         self._transactions = transactions
         self._writing = writing

@@ -474,8 +474,8 @@ class RedoWriter:
                 self._start()
 
     def _wait_for_room(self, job: _Job, full: DiskFull) -> None:
-        """Keep a job that failed because the disk was full. Its callbacks are not called. Each later `flush` tries the
-        job again.
+        """Keep a job that failed because the disk was full. Its callbacks are not called yet. Each later `flush` tries
+        the job again.
         """
         if not self._tried_again:
             _log.warning("%s; records wait in memory until there is room", full)

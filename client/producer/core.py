@@ -139,9 +139,9 @@ class ProducerCore:
 
     @property
     def keys_move(self) -> bool:
-        """Whether messages are held back until earlier messages of their keys have ended. If so, `release` not only
-        subtracts from the counts of buffered messages and bytes, but may also have to put held back messages into
-        queues.
+        """Whether messages are held back until the earlier messages with the same keys are stored or have failed. If
+        so, `release` not only subtracts from the counts of buffered messages and bytes, but may also have to put held
+        back messages into queues.
         """
         return bool(self._keys.moving)
 

@@ -190,7 +190,9 @@ class SecurityAdmin:
         )
 
     def set_expiry(self, name: str, expires_ms: int | None, *, force: bool = False) -> None:
-        """Set when a user stops to exist, in milliseconds of the Unix epoch; None: never."""
+        """Set the time at which a user expires, in milliseconds since the Unix epoch. With None, the user never
+        expires.
+        """
         self._edit(
             name,
             "change the expiry of",

@@ -84,8 +84,8 @@ def read_topic(
     bytes are damaged; reading continues after these bytes. on_silent: called with a sentence about the missing data if
     a broker does not answer or an operator has closed a partition. A broker or partition that has been reported in this
     way is reported again only if it has answered in between. After a call of on_damaged or on_silent, the function
-    continues to read the other partitions. If `follow` is set, a broker that has not answered is asked again every
-    RETRY_SECONDS.
+    continues to read the other partitions. If `wanted.follow` is set, the function asks a broker that has not answered
+    again every RETRY_SECONDS.
 
     Raises NoPartition and OffsetOutOfRange. Raises CorruptRecord for damaged bytes if on_damaged is not given, or if
     the end of the damage is unknown. If on_silent is not given, the function raises BrokerUnavailable instead of
