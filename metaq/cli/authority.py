@@ -38,8 +38,13 @@ certificate = broker.pem
 key = broker.key
 ca = ca.pem
 clientCertificates = optional
-plain = loopback
-brokers = required
+"""
+_SECURED = "plain = loopback\nbrokers = required\n"
+_FROM_PLAIN = """\
+; as long as there are clients and brokers without TLS; when there are none any more, write plain = loopback and
+; brokers = required, and restart the brokers: docs/security.md, "From plain to TLS without a stop"
+plain = everywhere
+brokers = plain
 """
 
 _PROFILE = """\
@@ -70,13 +75,15 @@ def make_authority(directory: Path) -> None:
     _write(directory / "ca.pem", certificate.public_bytes(serialization.Encoding.PEM))
 
 
-def make_broker(directory: Path, name: str, hosts: Iterable[str]) -> Path:
+def make_broker(directory: Path, name: str, hosts: Iterable[str], *, from_plain: bool = False) -> Path:
     """Make the subdirectory `name` of `directory` with a broker's certificate, private key, ca.pem and security.ini.
-    Return the path of its security.ini. Raises ConfigError if `name` is no valid name of a directory, if `directory`
-    contains no authority, or if the subdirectory cannot be made.
+    Return the path of its security.ini. from_plain: the broker also serves clients and brokers without TLS, as before
+    it had the file. Raises ConfigError if `name` is no valid name of a directory, if `directory` contains no authority,
+    or if the subdirectory cannot be made.
     """
     names = [_host(host) for host in dict.fromkeys((*hosts, *_LOOPBACK))]
-    return _make(directory, name, "broker", {"security.ini": _SECURITY_INI}, names) / "security.ini"
+    text = _SECURITY_INI + (_FROM_PLAIN if from_plain else _SECURED)
+    return _make(directory, name, "broker", {"security.ini": text}, names) / "security.ini"
 
 
 def make_client(directory: Path, name: str) -> Path:

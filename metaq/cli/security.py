@@ -65,16 +65,23 @@ def init(directory: Path) -> None:
     help="A name or address by which clients reach the broker: hostName of its server.ini. May be given more than "
     "once; this machine's loopback is always included.",
 )
-def broker(directory: Path, name: str, hosts: tuple[str, ...]) -> None:
+@click.option(
+    "--from-plain",
+    is_flag=True,
+    help="For a cluster that runs without TLS: the broker continues to serve clients and brokers without TLS, until "
+    "you change two lines of security.ini.",
+)
+def broker(directory: Path, name: str, hosts: tuple[str, ...], from_plain: bool) -> None:
     """Make a certificate for a broker, and its security.ini, in DIRECTORY/NAME.
 
     \b
     Example
       metaq security broker pki mq1 --host mq1.example
+      metaq security broker pki mq2 --host mq2.example --from-plain
     """
     from .authority import make_broker
 
-    ini = make_broker(directory.resolve(), name, hosts)
+    ini = make_broker(directory.resolve(), name, hosts, from_plain=from_plain)
     echo(f"made {ini}; copy its folder to the broker's machine, then: metaq broker --security {ini} -f SERVER.INI")
 
 

@@ -28,9 +28,13 @@ def ini(pki, text):
 BOTH = "certificate=broker.pem\nkey=broker.key\n"
 
 
-def test_what_metaq_security_writes_is_read(pki):
-    security = read_security(str(pki / "mq1" / "security.ini"))
-    assert (security.client_certificates, security.plain) == ("optional", "loopback")
+@pytest.mark.parametrize(
+    ("from_plain", "plain", "brokers"), [(False, "loopback", "required"), (True, "everywhere", "plain")]
+)
+def test_what_metaq_security_writes_is_read(tmp_path, from_plain, plain, brokers):
+    make_authority(tmp_path / "pki")
+    security = read_security(str(make_broker(tmp_path / "pki", "mq1", [], from_plain=from_plain)))
+    assert (security.client_certificates, security.plain, security.brokers) == ("optional", plain, brokers)
 
 
 @pytest.mark.parametrize(
