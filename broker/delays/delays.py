@@ -214,7 +214,7 @@ class Delays(Memory[DelayedLog]):
         taken: Sequence[int],
     ) -> Generator[None, None, Pended]:
         """Make the records of delayed messages like `pend`, but yield between slices of the work. This method also
-        makes the checks of the methods `due` and `check`, and raises their errors.
+        makes the checks of the methods `due` and `check`, except for the size, and raises their errors.
         """
         self._check_room(len(bodies), 0)
         now_ms = self.now_ms()

@@ -202,6 +202,29 @@ def test_own_topics(harness):
     assert other.ask_frame(send(retry_topic("b"), 0), work=True).code == ResponseCode.SUCCESS
 
 
+def test_delayed_bytes(harness):
+    allow(harness, delayed_bytes=300)
+    peer, other = connect(harness), connect(harness, OTHER)
+    later, past = delayed(b"x" * 150, delay=60_000), delayed(b"x" * 200, delay=60_000)
+    assert peer.ask_frame(send("t", 0, later, flag=DELAYED_FLAG), work=True).code == ResponseCode.SUCCESS
+    has = used(harness, Quota.DELAYED_BYTES)
+    assert 150 < has < 300
+    refused = peer.ask_frame(send("t", 0, past, flag=DELAYED_FLAG))
+    assert (refused.code, "at most 300 delayed-bytes" in refused.remark) == (ResponseCode.QUOTA_EXCEEDED, True)
+    assert peer.ask_frame(delayed_batch("t", 0, [past, later]), work=True).code == ResponseCode.QUOTA_EXCEEDED
+    assert other.ask_frame(send("t", 0, past, flag=DELAYED_FLAG), work=True).code == ResponseCode.SUCCESS
+    assert peer.ask_frame(send("t", 0, b"now"), work=True).code == ResponseCode.SUCCESS
+    harness.time += 61
+    harness.reactor.advance(61)
+    harness.threads.run()
+    assert used(harness, Quota.DELAYED_BYTES) == used(harness, Quota.DELAYED_BYTES, "other") == 0
+
+
+@pytest.mark.parametrize("outcome", HalfOutcome.COMMITTED | HalfOutcome.ROLLED_BACK)
+def test_half_bytes(harness, outcome):
+    ...
+
+
 def test_what_a_user_has_is_reported(harness):
     allow(harness, connections=5)
     peer = connect(harness)
