@@ -365,6 +365,7 @@ class Session(Protocol):
     @_or_close
     def _is_out_of_debt(self) -> None:
         self._debtor = NO_USER
+        self.last_active = self.seconds()
         self._resume()
 
     def _wait_no_more(self) -> None:

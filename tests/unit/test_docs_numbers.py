@@ -31,7 +31,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
     "README.md": ("sends {FLIGHTS} real flights",),
     "zk_paths.md": (
         "our slaves read it every {CHECKSUM_POLL_SECONDS:s} |",
-        "the values whole numbers from 0 to {MAX_QUOTA}.",
+        "the values whole numbers from 0 to {MAX_QUOTA}. The",
         "zone, or in none, for {ZONE_SETTLE_SECONDS:seconds}, the first member in",
         "the next leader has taken them over, for {SUCCESSOR_SECONDS:s} at most",
         "are registered. `metaq` commands (for {LEADERLESS_SECONDS:s}) and Spark queries (for "
