@@ -37,6 +37,10 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "are registered. `metaq` commands (for {LEADERLESS_SECONDS:s}) and Spark queries (for "
         "{PLANNING_SECONDS:s}) wait until, in every",
     ),
+    "docs/security.md": (
+        "delays the user by at most {MAX_DEBT_SECONDS:seconds}: what",
+        "rate permits in {BURST_SECONDS:s}.",
+    ),
     "docs/standalone-zookeeper.md": (
         "snapshot instead. The server keeps {KEPT_SNAPSHOTS} snapshots.",
         "| ACLs of one node | at most {MOST_ACLS} |",
@@ -474,7 +478,7 @@ def shown(value: Value, unit: str) -> str:
         case "plain":
             return f"{value:g}" if isinstance(value, float) else str(value)
         case "":
-            return f"{value:,.10g}"
+            return f"{value:,}" if isinstance(value, int) else f"{value:,.10g}"
     raise AssertionError(f"no unit {unit!r}")
 
 
