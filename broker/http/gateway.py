@@ -19,7 +19,6 @@ from twisted.web.http import NOT_ALLOWED
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Request
 
-from metaq.protocol.access import Quota
 from metaq.protocol.errors import AccessRefused, RemoteProtocolError
 from metaq.protocol.limits import INT32_MAX, INT64_MAX
 from metaq.protocol.record import Buffer
@@ -32,6 +31,7 @@ from ..reading.answers import Answer, Bytes, answer_bytes
 from ..requests.gate import Gate, HttpPeer
 from ..runtime.account import account_address
 from ..runtime.pending_puts import PendingPuts
+from ..runtime.user_rates import READ, REQUESTED, SENT
 from .peers import host_of, peer_of, refusal_status
 
 __all__ = ["Gateway"]
@@ -94,7 +94,7 @@ class Gateway(Resource):
         try:
             peer = known or peer_of(request, self._logins)
             user = peer.principal.user
-            if self._rates.limited and self._rates.spend(user, Quota.REQUESTS, 0):
+            if self._rates.limited and self._rates.spend(user, REQUESTED, 0):
                 self._rates.wait(user, request, partial(self._do, request, partial(self._render, request, lost, peer)))
                 if known is None:
                     lost.addCallback(lambda _: self._rates.drop(user, request))
@@ -107,8 +107,8 @@ class Gateway(Resource):
             _finish(request, refusal_status(request, None), str(error).encode())
             return
         if self._rates.limited:
-            self._rates.spend(user, Quota.REQUESTS, 1)
-            self._rates.spend(user, Quota.SEND_BYTES, cast(BytesIO, request.content).getbuffer().nbytes)
+            self._rates.spend(user, REQUESTED, 1)
+            self._rates.spend(user, SENT, cast(BytesIO, request.content).getbuffer().nbytes)
         if isinstance(answer, Deferred):
             answer.addErrback(_failed).addCallback(lambda late: self._finish_late(request, late, lost, user))
         else:
@@ -118,7 +118,7 @@ class Gateway(Resource):
     def _status_and_body(self, answer: Bytes, user: str) -> tuple[int, Buffer]:
         """Decode an answer of the text protocol, and count it for its user. Return its status code and body."""
         if self._rates.limited:
-            self._rates.spend(user, Quota.READ_BYTES, answer_bytes(answer))
+            self._rates.spend(user, READ, answer_bytes(answer))
         (parsed,) = AnswerReader().receive(b"".join(answer) if isinstance(answer, list) else answer)
         if isinstance(parsed, Result):
             return parsed.code, parsed.text.encode()

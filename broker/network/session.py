@@ -64,6 +64,7 @@ from ..runtime.few_lines import FewLines
 from ..runtime.pending_puts import PendingPuts
 from ..runtime.reactor import ReactorTime, Transport
 from ..runtime.turns import ConnectionTurns, WorkPlaces
+from ..runtime.user_rates import READ, REQUESTED, SENT
 
 __all__ = ["MAX_PARKED_PULLS", "MAX_PENDING_BYTES", "Session"]
 
@@ -275,11 +276,11 @@ class Session(Protocol):
             self._wait_turn()
             self._update_reading()
             if self._rates.limited:
-                self._spend(Quota.SEND_BYTES, len(data))
+                self._spend(SENT, len(data))
             return
         self._take(self._reader.receive(data))
         if self._rates.limited:
-            self._spend(Quota.SEND_BYTES, len(data))
+            self._spend(SENT, len(data))
         if turns.has_worked(now):
             self._busy = tuning.BUSY_READS
 
@@ -325,7 +326,7 @@ class Session(Protocol):
         else:
             self._take(self._reader.receive(b""))
         if self._rates.limited:
-            self._spend(Quota.SEND_BYTES, count)
+            self._spend(SENT, count)
         if self._turns.has_worked(now if since is None else since):
             self._busy = tuning.BUSY_READS
 
@@ -350,14 +351,14 @@ class Session(Protocol):
             self._fresh = True
             if self._rates.limited:
                 count = sum(len(each.bodies) if type(each) is PutRun else 1 for each in requests)
-                self._spend(Quota.REQUESTS, count)
+                self._spend(REQUESTED, count)
 
-    def _spend(self, quota: Quota, amount: int) -> None:
+    def _spend(self, rate: int, amount: int) -> None:
         """Count what this connection has used of a rate of its user. If the user is in debt then, serve what is being
         served, but read and serve nothing more until he is out of debt.
         """
         user = self.user or self.principal.user
-        if user and self._rates.spend(user, quota, amount) and not (self._debtor or self._closing):
+        if user and self._rates.spend(user, rate, amount) and not (self._debtor or self._closing):
             self._debtor = user
             self._rates.wait(user, self, self._is_out_of_debt)
             self._update_reading()
@@ -463,7 +464,7 @@ class Session(Protocol):
             return verb
         self.user = self._account.asker_user = self.principal.user
         if self._rates.limited:
-            self._spend(Quota.REQUESTS, 0)  # so that a new connection brings no request of a user in debt
+            self._spend(REQUESTED, 0)  # so that a new connection brings no request of a user in debt
         if type(request) is TransactionCommand or (type(request) is Frame and request.code in _OUTCOMES):
             return verb
         try:
@@ -878,7 +879,7 @@ class Session(Protocol):
             return
         self._out, self._out_bytes = [], 0
         if self._rates.limited:
-            self._spend(Quota.READ_BYTES, size)
+            self._spend(READ, size)
         if size < tuning.WRITE_BYTES:
             self._transport.write(out[0] if len(out) == 1 else b"".join(out))
         else:

@@ -10,7 +10,16 @@ from twisted.internet.testing import StringTransport
 
 from metaq.broker import tuning
 from metaq.broker.http.gateway import Gateway
-from metaq.broker.runtime.user_rates import _FEW_USERS, BURST_SECONDS, MAX_DEBT_SECONDS, RATES, UserRates
+from metaq.broker.runtime.user_rates import (
+    _FEW_USERS,
+    BURST_SECONDS,
+    MAX_DEBT_SECONDS,
+    MAX_USE_SECONDS,
+    RATES,
+    REQUESTED,
+    SENT,
+    UserRates,
+)
 from metaq.protocol.access import ANYBODY, NO_USER, Access, AccessMode, Permissions, Principal, Quota, User
 from metaq.protocol.put_run import LEAST_PUTS
 from metaq.protocol.statuses import ResponseCode, Status
@@ -54,7 +63,7 @@ def test_no_more_than_the_rate_and_the_burst_passes_and_one_use_of_each_connecti
         if who not in waiting:
             passed += amount
             last[who] = amount
-            if rates.spend("app", Quota.SEND_BYTES, amount):
+            if rates.spend("app", SENT, amount):
                 waiting.add(who)
                 rates.wait("app", who, partial(waiting.remove, who))
             assert passed - sum(last.values()) <= RATE * (clock.seconds() + BURST_SECONDS + 0.002)
@@ -64,20 +73,33 @@ def test_no_more_than_the_rate_and_the_burst_passes_and_one_use_of_each_connecti
     assert (waiting, rates.waiting) == (set(), 0), "everybody continues in the end"
 
 
-def test_a_huge_use_delays_no_longer_than_the_largest_debt(rates, clock):
-    assert rates.spend("app", Quota.SEND_BYTES, 1 << 60)
-    clock.advance(MAX_DEBT_SECONDS - 0.1)
-    assert rates.spend("app", Quota.SEND_BYTES, 0)
-    clock.advance(0.2)
-    assert not rates.spend("app", Quota.SEND_BYTES, 0)
+def test_a_use_delays_by_a_limited_time_and_so_do_all_together(rates, clock):
+    assert rates.spend("app", SENT, 1 << 60)
+    clock.advance(MAX_USE_SECONDS - 1)
+    assert rates.spend("app", SENT, 0)
+    clock.advance(1.1)
+    assert not rates.spend("app", SENT, 0)
+    for _ in range(100):
+        rates.spend("app", SENT, 1 << 60)
+    clock.advance(MAX_DEBT_SECONDS - 1)
+    assert rates.spend("app", SENT, 0)
+    clock.advance(1.1)
+    assert not rates.spend("app", SENT, 0)
+
+
+def test_a_user_who_was_idle_may_use_the_burst_at_once(rates, clock):
+    rates.spend("app", SENT, 1)
+    clock.advance(1000)
+    assert not any(rates.spend("app", SENT, 1) for _ in range(int(RATE * BURST_SECONDS) - 1))
+    assert any(rates.spend("app", SENT, 1) for _ in range(3))
 
 
 def test_a_default_counts_for_each_user_by_himself_and_not_for_others(rates):
     rates.see(permissions(default={Quota.SEND_BYTES: RATE}, read_bytes=5))
     for name in ("app", "other"):
-        assert not rates.spend(name, Quota.SEND_BYTES, RATE)
-        assert rates.spend(name, Quota.SEND_BYTES, 1)
-    assert not rates.spend(NO_USER, Quota.SEND_BYTES, 1 << 60)
+        assert not rates.spend(name, SENT, RATE // 2)
+        assert rates.spend(name, SENT, 1)
+    assert not rates.spend(NO_USER, SENT, 1 << 60)
     assert rates.report()["users"]["app"]["quotas"] == {"send-bytes": RATE, "read-bytes": 5}
 
 
@@ -95,38 +117,39 @@ def test_connections_that_use_much_continue_one_by_one_and_those_that_use_little
     def wait(name, uses):
         def resume():
             resumed.append(name)
-            rates.spend("app", Quota.SEND_BYTES, uses)
+            rates.spend("app", SENT, uses)
 
         rates.wait("app", name, resume)
 
-    rates.spend("app", Quota.SEND_BYTES, 3 * RATE)
+    rates.spend("app", SENT, 3 * RATE)  # half a second is free
     for name in "abc":
         wait(name, RATE)
     rates.drop("app", "b")
-    clock.advance(1.9)
+    clock.advance(2.4)
     assert resumed == []
     clock.advance(0.1)
     clock.advance(0)
     assert (resumed, rates.waiting) == (["a"], 1), "what a has used put the user into debt again"
     clock.advance(1)
     assert (resumed, rates.waiting) == (["a", "c"], 0)
-    assert rates.delayed_seconds[Quota.SEND_BYTES] == pytest.approx(3)
-    rates.spend("app", Quota.SEND_BYTES, RATE)
+    assert rates.delayed_seconds[Quota.SEND_BYTES] == pytest.approx(3.5)
+    rates.spend("app", SENT, RATE)
     for name in range(20):
-        wait(name, 0)
+        wait(name, 1)
     clock.advance(2.5)
-    clock.advance(0)
-    assert rates.waiting == 0, "a user who can afford it gets more than one connection in an iteration"
+    for _ in range(4):
+        clock.advance(0)
+    assert rates.waiting == 0, "a user who can afford it gets more in each iteration"
 
 
 @pytest.mark.parametrize("after", [{"send_bytes": 2 * RATE}, {}], ids=["raised", "removed"])
 def test_a_changed_rate_resumes_who_waits_at_once(rates, clock, after):
     resumed = []
-    rates.spend("app", Quota.SEND_BYTES, 1 << 40)
+    rates.spend("app", SENT, 1 << 40)
     for who in range(100):
         rates.wait("app", who, partial(resumed.append, who))
     rates.see(permissions(connections=1, **after))
-    for _ in range(2):
+    for _ in range(8):
         clock.advance(0)
     assert resumed == list(range(100))
     assert not clock.getDelayedCalls()
@@ -135,7 +158,7 @@ def test_a_changed_rate_resumes_who_waits_at_once(rates, clock, after):
 def test_idle_users_are_forgotten(rates, clock):
     rates.see(permissions(default={Quota.REQUESTS: 1}))
     for number in range(3 * _FEW_USERS):
-        rates.spend(f"user-{number}", Quota.REQUESTS, 1)
+        rates.spend(f"user-{number}", REQUESTED, 1)
         clock.advance(0.01)
     assert len(rates.report()["users"]) <= _FEW_USERS
     assert len(rates._users) < 2 * _FEW_USERS
