@@ -275,12 +275,12 @@ class Session(Protocol):
             self._reader.keep(data)
             self._wait_turn()
             self._update_reading()
-            if self._rates.limited:
-                self._spend(SENT, len(data))
+            if self._rates.limited and self._rates.spend(self.user, SENT, len(data)):
+                self._delay()
             return
         self._take(self._reader.receive(data))
-        if self._rates.limited:
-            self._spend(SENT, len(data))
+        if self._rates.limited and self._rates.spend(self.user, SENT, len(data)):
+            self._delay()
         if turns.has_worked(now):
             self._busy = tuning.BUSY_READS
 
@@ -325,8 +325,8 @@ class Session(Protocol):
             self._update_reading()
         else:
             self._take(self._reader.receive(b""))
-        if self._rates.limited:
-            self._spend(SENT, count)
+        if self._rates.limited and self._rates.spend(self.user, SENT, count):
+            self._delay()
         if self._turns.has_worked(now if since is None else since):
             self._busy = tuning.BUSY_READS
 
@@ -350,17 +350,19 @@ class Session(Protocol):
         if requests:
             self._fresh = True
             if self._rates.limited:
-                count = sum(len(each.bodies) if type(each) is PutRun else 1 for each in requests)
-                self._spend(REQUESTED, count)
+                count = 0
+                for each in requests:
+                    count += len(each.bodies) if type(each) is PutRun else 1
+                if self._rates.spend(self.user, REQUESTED, count):
+                    self._delay()
 
-    def _spend(self, rate: int, amount: int) -> None:
-        """Count what this connection has used of a rate of its user. If the user is in debt then, serve what is being
-        served, but read and serve nothing more until he is out of debt.
+    def _delay(self) -> None:
+        """The user of this connection is in debt: serve what is being served, but read and serve nothing more until he
+        is out of debt.
         """
-        user = self.user or self.principal.user
-        if user and self._rates.spend(user, rate, amount) and not (self._debtor or self._closing):
-            self._debtor = user
-            self._rates.wait(user, self, self._is_out_of_debt)
+        if not (self._debtor or self._closing):
+            self._debtor = self.user
+            self._rates.wait(self.user, self, self._is_out_of_debt)
             self._update_reading()
 
     @_or_close
@@ -463,8 +465,8 @@ class Session(Protocol):
         if verb.needs is NOTHING:
             return verb
         self.user = self._account.asker_user = self.principal.user
-        if self._rates.limited:
-            self._spend(REQUESTED, 0)  # so that a new connection brings no request of a user in debt
+        if self._rates.limited and self._rates.spend(self.user, REQUESTED, 0):
+            self._delay()  # so that a new connection brings no request of a user in debt
         if type(request) is TransactionCommand or (type(request) is Frame and request.code in _OUTCOMES):
             return verb
         try:
@@ -878,8 +880,8 @@ class Session(Protocol):
         if not size or self._lost:
             return
         self._out, self._out_bytes = [], 0
-        if self._rates.limited:
-            self._spend(READ, size)
+        if self._rates.limited and self._rates.spend(self.user, READ, size):
+            self._delay()
         if size < tuning.WRITE_BYTES:
             self._transport.write(out[0] if len(out) == 1 else b"".join(out))
         else:

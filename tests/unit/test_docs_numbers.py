@@ -38,7 +38,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "{PLANNING_SECONDS:s}) wait until, in every",
     ),
     "docs/security.md": (
-        "delays the user by at most {MAX_DEBT_SECONDS:seconds}: what",
+        "delays the user by at most {MAX_USE_SECONDS:seconds}, and all together by at most {MAX_DEBT_SECONDS:seconds}:",
         "rate permits in {BURST_SECONDS:s}.",
     ),
     "docs/standalone-zookeeper.md": (
