@@ -84,7 +84,10 @@ def test_a_duration_has_a_unit(text, seconds):
         (["users", "add", "app", "--ca", "/none/ca.pem"], "File '/none/ca.pem' does not exist"),
         (["users", "password", "app", "--ca", __file__, "--prompt"], "--ca is for a profile, and --prompt makes none"),
         (["users", "quota", "app", "cups=3"], "'cups=3' is no quota: write one of connections, "),
-        (["users", "quota", "app", "connections=1.5"], "write a number from 0 (nothing is allowed) to 1,000,000,000,000"),
+        (
+            ["users", "quota", "app", "connections=1.5"],
+            "write a number from 0 (nothing is allowed) to 1,000,000,000,000",
+        ),
         (["users", "quota", "--default", "connections=2000G"], "sets no quota"),
         (["users", "quota", "app", "requests=0"], "from 1 (a second; to allow nothing, revoke grants) to"),
         (["users", "quota"], "name a user, or write --default"),
