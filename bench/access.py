@@ -6,8 +6,8 @@ The first table is about grants: microseconds of one call of `Gate.admit`, the l
 that the same connection has sent before, because that is the ordinary case; the broker remembers what a connection was
 permitted.
 
-The second table is about rates: microseconds of processor time for a request, from the bytes that
-a session receives to the bytes of its answer, in a broker where nobody has a rate, and in the same broker where the user has all rates. The
+The second table is about rates: microseconds of processor time for a request, from the bytes that a session receives to
+the bytes of its answer, in a broker where nobody has a rate, and in the same broker where the user has all rates. The
 two alternate in short rounds, so that they see the same state of the machine.
 """
 
