@@ -2,6 +2,7 @@
 
 import socket
 import threading
+from typing import Any
 
 import pytest
 from twisted.internet.selectreactor import SelectReactor
@@ -77,7 +78,8 @@ def scene(tmp_path):
 
 def answered(client, count):
     """Wait for `count` answers of puts."""
-    reader, answers = AnswerReader(), []
+    reader = AnswerReader()
+    answers: list[Any] = []
     while len(answers) < count:
         data = client.recv(1 << 16)
         assert data, "the broker has closed the connection"

@@ -134,8 +134,8 @@ def test_connections_that_use_much_continue_one_by_one_and_those_that_use_little
     assert (resumed, rates.waiting) == (["a", "c"], 0)
     assert rates.delayed_seconds[Quota.SEND_BYTES] == pytest.approx(3.5)
     rates.spend("app", SENT, RATE)
-    for name in range(20):
-        wait(name, 1)
+    for number in range(20):
+        wait(str(number), 1)
     clock.advance(2.5)
     for _ in range(4):
         clock.advance(0)
@@ -144,7 +144,7 @@ def test_connections_that_use_much_continue_one_by_one_and_those_that_use_little
 
 @pytest.mark.parametrize("after", [{"send_bytes": 2 * RATE}, {}], ids=["raised", "removed"])
 def test_a_changed_rate_resumes_who_waits_at_once(rates, clock, after):
-    resumed = []
+    resumed: list[int] = []
     rates.spend("app", SENT, 1 << 40)
     for who in range(100):
         rates.wait("app", who, partial(resumed.append, who))
