@@ -496,7 +496,7 @@ class OneBroker:
         access = self.broker.access
         self._gate.guard = None if access.is_open else access
         if access.permissions is not None:
-            self.broker.account.users.permissions = access.permissions
+            self.broker.account.see(access.permissions)
         self.broker.parked.wake_all()  # whoever waits may not be permitted to wait any more
 
     def _fail(self, failure: Failure) -> None:

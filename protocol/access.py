@@ -48,7 +48,7 @@ __all__ = [
 
 MAX_GRANTS = 256
 """Largest number of grants of one user. A decision about all topics goes through all of them."""
-MAX_QUOTA = 1_000_000_000
+MAX_QUOTA = 1_000_000_000_000
 """Largest value of a quota."""
 NO_USER = ""
 """In place of a user's name: clients that are no user, and brokers. They have no quotas."""
@@ -299,7 +299,9 @@ class Access:
 
 
 class Quota(StrEnum):
-    """What a user may have only a limited number of on a broker. The values are its names in commands and znodes."""
+    """What a user may have or do only to a limited extent on a broker. The values are its names in commands and
+    znodes.
+    """
 
     CONNECTIONS = "connections"
     """Connections of the broker's own port on which the user has sent requests."""
@@ -310,6 +312,33 @@ class Quota(StrEnum):
     """Shared groups that the user's requests have made; a group counts once for each partition that it uses."""
     OWN_TOPICS = "own-topics"
     """Topics of failed messages, dead letters and replies that the user's requests have made."""
+    DELAYED_BYTES = "delayed-bytes"
+    """Bytes of the waiting delayed messages that the user has sent."""
+    HALF_BYTES = "half-bytes"
+    """Bytes of the half messages that the user has sent and that wait for their outcome."""
+    SEND_BYTES = "send-bytes"
+    """A rate: bytes of requests that the broker receives from the user in a second."""
+    READ_BYTES = "read-bytes"
+    """A rate: bytes of answers that the broker sends to the user in a second."""
+    REQUESTS = "requests"
+    """A rate: requests of the user in a second."""
+
+    @property
+    def is_rate(self) -> bool:
+        """Whether the quota limits what the user does in a second, not what he has. Beyond a rate the broker delays
+        the user; beyond another quota it refuses his requests.
+        """
+        return self in _RATES
+
+    @property
+    def least(self) -> int:
+        """The least value of the quota. A rate of 0 is not possible: with it, the broker would delay requests
+        forever.
+        """
+        return 1 if self.is_rate else 0
+
+
+_RATES = frozenset((Quota.SEND_BYTES, Quota.READ_BYTES, Quota.REQUESTS))
 
 
 class User(NamedTuple):

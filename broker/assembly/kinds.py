@@ -42,7 +42,7 @@ class MessageKind(InternalTopic):
 
 
 def _delays(broker: Broker) -> Delays:
-    return Delays(broker.store, Write, broker.clock, broker.reactor, broker.in_thread)
+    return Delays(broker.store, Write, broker.clock, broker.reactor, broker.in_thread, broker.account)
 
 
 def _halves(broker: Broker) -> Halves:

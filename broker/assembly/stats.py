@@ -45,7 +45,9 @@ def stats_text(broker: Broker, item: str, sees: Sees = None) -> Generator[None, 
         return broker.config.source
     if item == "access":
         networks = {} if broker.certificates is None else broker.certificates.users_by_address
-        return json.dumps({**broker.access.report(networks), "quotas": broker.account.users.report()}).encode()
+        account = broker.account
+        quotas = {**account.users.report(), "rates": account.rates.report()}
+        return json.dumps({**broker.access.report(networks), "quotas": quotas}).encode()
     lines = yield from all_lines(stats_lines(broker, item, sees))
     return "\r\n".join([*lines, ""]).encode("utf-8", "backslashreplace")
 

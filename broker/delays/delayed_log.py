@@ -46,6 +46,7 @@ from ..store.partition_log import PartitionLog
 from ..store.scan import walk
 from ..store.segment import Segment
 from ..store.segments import Snapshot
+from .owners import Owners
 from .waiting_table import NOWHERE, WaitingTable
 
 __all__ = ["DelayedLog", "Late", "read_records"]
@@ -96,8 +97,10 @@ class DelayedLog(LogReader):
     with group commit, and the other log has those for partitions without group commit.
     """
 
-    def __init__(self, log: PartitionLog) -> None:
+    def __init__(self, log: PartitionLog, owners: Owners) -> None:
+        """owners: counts how many bytes of these messages each user has sent."""
         super().__init__(log)
+        self.owners = owners
         self.table = WaitingTable()
         self.late: dict[DelayTarget, Late] = {}
         self.counts: Counter[DelayTarget] = Counter()
@@ -144,6 +147,7 @@ class DelayedLog(LogReader):
         self._held.clear()
         self._unsettled.clear()
         self.live_bytes = 0
+        self.owners.clear()
 
     def _read(self, most: int | None) -> None:
         """Read the log from byte `_read_to` on, and update the tables accordingly. most: about how many records to
@@ -357,6 +361,7 @@ class DelayedLog(LogReader):
         self.live_bytes -= int(sizes[known].sum()) + count * overhead(place)
         offsets: Ids = found[known]
         self._tally(offsets, -1)
+        self.owners.went(ids)
         return offsets
 
     def cancel(self, group: Group) -> None:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from twisted.internet.defer import Deferred, ensureDeferred
 
+from metaq.protocol.access import Quota
 from metaq.protocol.delays import (
     COUNTER_MASK,
     CancelDelayedReply,
@@ -55,6 +56,7 @@ from ..memory.delayed_records import (
 from ..memory.figures import Lines, Metrics, counter, gauge, gauges
 from ..memory.memory import Memory
 from ..memory.topics import DELAYED_TOPIC
+from ..runtime.account import Account
 from ..runtime.reactor import ReactorTime, Timer
 from ..store.batch import encode_many_puts, packed_units
 from ..store.partition_log import PartitionLog
@@ -63,6 +65,7 @@ from ..store.tuning import FEW_PUTS
 from .cleaning import write_oldest_anew
 from .delayed_log import DelayedLog, Late, read_records
 from .deliverer import Delayed, Deliverer, DueWrite
+from .owners import Owners
 from .waiting_table import NOWHERE
 
 __all__ = ["DelayedDelivery", "Delays", "Pended"]
@@ -115,6 +118,8 @@ class Delays(Memory[DelayedLog]):
     """
     check_record = staticmethod(check_record)
     followed = tuning.DELAYED_FOLLOWED_UNITS
+    quota = Quota.DELAYED_BYTES
+    """The quota that limits how many bytes of these messages a user may have waiting."""
 
     def __init__(
         self,
@@ -123,6 +128,7 @@ class Delays(Memory[DelayedLog]):
         clock: Callable[[], float],
         reactor: ReactorTime,
         in_thread: Callable[[Callable[[], Any]], Deferred[Any]],
+        account: Account,
     ) -> None:
         """store: an open store. make_write(log, buffers, units): returns a DueWrite, which appends these records and
         their index units to the log. clock: returns seconds since 1970.
@@ -134,6 +140,7 @@ class Delays(Memory[DelayedLog]):
         """Number of messages delivered since the broker's start."""
         self.damaged = 0
         """Number of messages since the broker's start that could not be read when they were due."""
+        self._account = account
         self._make_write = make_write
         self.in_thread = in_thread
         self.reactor = reactor
@@ -164,17 +171,18 @@ class Delays(Memory[DelayedLog]):
     def _due(self, flag: int, body: Buffer, now_ms: int) -> int:
         return due_of(flag, body, now_ms)
 
-    def check(self, target: PartitionLog) -> None:
+    def check(self, target: PartitionLog, size: int) -> None:
         """Raise DiskFull or StoreError if no delayed message for this partition can be stored now. Raise AccountSpent
-        if too many messages wait already.
+        or QuotaExceeded if too many messages wait already. size: the bytes of the message.
         """
-        self._check_room(1)
+        self._check_room(1, size)
         self._contents(target.has_group_commit)
 
-    def _check_room(self, count: int) -> None:
-        """Raise AccountSpent if `count` additional messages would be too many. This class does not limit the number of
-        delayed messages, so its method does nothing; a subclass can override it.
+    def _check_room(self, count: int, size: int) -> None:
+        """Raise QuotaExceeded if `size` additional bytes of messages would be too many for the user who sends them. A
+        subclass can override this method to raise AccountSpent if `count` additional messages would be too many.
         """
+        self._account.users.check(self._account.asker_user, self.quota, size)
 
     def pend(
         self,
@@ -206,9 +214,9 @@ class Delays(Memory[DelayedLog]):
         taken: Sequence[int],
     ) -> Generator[None, None, Pended]:
         """Make the records of delayed messages like `pend`, but yield between slices of the work. This method also
-        makes the checks of the methods `due` and `check`, and raises their errors.
+        makes the checks of the methods `due` and `check`, except for the size, and raises their errors.
         """
-        self._check_room(len(bodies))
+        self._check_room(len(bodies), 0)
         now_ms = self.now_ms()
         dues: list[int] = []
         for start in range(0, len(bodies), tuning.DELAYED_SLICE_RECORDS):
@@ -263,7 +271,7 @@ class Delays(Memory[DelayedLog]):
         return self._of(log)
 
     def _reader(self, log: PartitionLog) -> DelayedLog:
-        return DelayedLog(log)
+        return DelayedLog(log, Owners(self._account.users, self.quota))
 
     def _ids(self, dues: Sequence[int]) -> Generator[None, None, Sequence[int]]:
         counter = self._counter
@@ -291,6 +299,7 @@ class Delays(Memory[DelayedLog]):
         """
         ids, sizes = np.array(pended.ids, np.int64), np.array(pended.sizes, np.int64)
         pended.log.insert(pended.place, ids, base + sizes.cumsum() - sizes, pended.size)
+        pended.log.owners.came(self._account.asker_user, ids, sizes)
         self._wake_by(due_ms(int(ids.min())))
 
     # --- time passes --------------------------------------------------------------------------------------------------
@@ -608,6 +617,8 @@ class Delays(Memory[DelayedLog]):
         if self._timer is not None:
             self._timer.cancel()
             self._timer, self._wakes_at = None, _NEVER
+        for contents in self._logs.values():
+            contents.owners.clear()
         self._logs.clear()
         self._returned.clear()
         self._last_settled.clear()

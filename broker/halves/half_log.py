@@ -14,6 +14,7 @@ from metaq.protocol.message_id import message_id_list
 
 from .. import tuning
 from ..delays.delayed_log import DelayedLog, Find
+from ..delays.owners import Owners
 from ..delays.waiting_table import WaitingTable
 from ..memory.delayed_records import DelayTarget, Group, Ids, MarkKind, Marks, Sizes
 from ..runtime.account import Shares
@@ -58,8 +59,10 @@ class HalfLog(DelayedLog):
     is not due yet.
     """
 
-    def __init__(self, log: PartitionLog, places: Shares) -> None:
-        """places: counts how many half messages of each client address wait."""
+    def __init__(self, log: PartitionLog, places: Shares, owners: Owners) -> None:
+        """places: counts how many half messages of each client address wait. owners: counts the bytes of those of each
+        user.
+        """
         self.senders = Senders(places)
         self.asked = WaitingTable()
         """The waiting half messages whose first check is due or was made."""
@@ -71,7 +74,7 @@ class HalfLog(DelayedLog):
         """The most recent decisions, by message id. Half messages whose outcomes one mark has stored share one Decision
         object.
         """
-        super().__init__(log)
+        super().__init__(log, owners)
 
     def tables(self) -> Iterator[WaitingTable]:
         yield from super().tables()

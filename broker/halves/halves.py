@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from twisted.internet.defer import Deferred, ensureDeferred
 
+from metaq.protocol.access import Quota
 from metaq.protocol.errors import AccountSpent, HalfRefused, NotLeader
 from metaq.protocol.half_messages import (
     CheckedHalf,
@@ -39,6 +40,7 @@ from .. import tuning
 from ..delays.delayed_log import DelayedLog, read_records
 from ..delays.delays import Delays, Pended
 from ..delays.deliverer import DueWrite
+from ..delays.owners import Owners
 from ..delays.waiting_table import NOWHERE
 from ..memory.delayed_records import DelayTarget, Group, Ids, MarkKind, Marks, Pending
 from ..memory.figures import Lines, Metrics, counter, gauges
@@ -88,6 +90,7 @@ class Halves(Delays):
     name = "half messages"
     item = "halves"
     ending = "to be committed or rolled back"
+    quota = Quota.HALF_BYTES
 
     def __init__(
         self,
@@ -104,9 +107,8 @@ class Halves(Delays):
         """first_seconds: seconds from a half message's arrival to its first check. checks: the greatest number of
         questions about each half message. Delays.__init__ describes the other arguments.
         """
-        super().__init__(store, make_write, clock, reactor, in_thread)
+        super().__init__(store, make_write, clock, reactor, in_thread, account)
         self.first_seconds = first_seconds
-        self._account = account
         self._groups: ProducerGroups[Checked] = ProducerGroups(checks, tuning.HALVES_SILENT_SECONDS, HALF_GRACE_SECONDS)
         self._given: dict[object, dict[str, list[Half]]] = {}  # by caller and group: what its last answer contained
         self._lost: deque[tuple[list[Half], float]] = deque()  # half messages of lost callers, and when others get them
@@ -129,7 +131,8 @@ class Halves(Delays):
         after = half_of(flag, body).check_after_ms
         return now_ms + (int(self.first_seconds * 1000) if after is None else after)
 
-    def _check_room(self, count: int) -> None:
+    def _check_room(self, count: int, size: int) -> None:
+        super()._check_room(count, size)
         if (why := self._account.half_messages.why_not(self._account.asker, count)) is not None:
             raise AccountSpent(
                 f"{why}; they wait for their outcomes: see `metaq halves list`, and start a producer that checks them"
@@ -140,7 +143,7 @@ class Halves(Delays):
         cast(HalfLog, pended.log).senders.came(self._account.asker, np.array(pended.ids, np.int64))
 
     def _reader(self, log: PartitionLog) -> DelayedLog:
-        return HalfLog(log, self._account.half_messages)
+        return HalfLog(log, self._account.half_messages, Owners(self._account.users, self.quota))
 
     def _half_logs(self) -> Iterator[HalfLog]:
         for contents in self._logs.values():

@@ -27,10 +27,11 @@ from metaq.protocol.text import NO_CHECKSUM, AnswerReader, Get, OffsetQuery, Put
 
 from ..access.logins import Logins
 from ..network.session import SessionServices
-from ..reading.answers import Answer, Bytes
+from ..reading.answers import Answer, Bytes, answer_bytes
 from ..requests.gate import Gate, HttpPeer
 from ..runtime.account import account_address
 from ..runtime.pending_puts import PendingPuts
+from ..runtime.user_rates import READ, REQUESTED, SENT
 from .peers import host_of, peer_of, refusal_status
 
 __all__ = ["Gateway"]
@@ -55,6 +56,7 @@ class Gateway(Resource):
         super().__init__()
         self._logins = logins
         self._account = shared.account
+        self._rates = shared.account.rates
         self._gate = gate
         self._pending_puts = shared.pending_puts
         self._turns = shared.turns
@@ -66,14 +68,19 @@ class Gateway(Resource):
 
     def render(self, request: Request) -> int:
         """Serve an HTTP request at once, or, if other work waits already, in the next turn of the client address from
-        which the request came.
+        which the request came. If its user has used up one of his rates, serve it when he is out of debt; until then
+        the broker reads nothing more from this HTTP connection.
         """
         lost = request.notifyFinish()
         lost.addErrback(lambda _: None)  # the client has left; its answer is dropped
-        self._turns.do(partial(self._render, request, lost), account_address(host_of(request)))
+        self._do(request, partial(self._render, request, lost))
         return NOT_DONE_YET
 
-    def _render(self, request: Request, lost: Deferred[None]) -> None:
+    def _do(self, request: Request, turn: Callable[[], None]) -> None:
+        self._turns.do(turn, account_address(host_of(request)))
+
+    def _render(self, request: Request, lost: Deferred[None], known: HttpPeer | None = None) -> None:
+        """Serve a request. known: its sender, if the request has waited because of the sender's rates."""
         if lost.called:
             return
         command = self._commands.get(request.path[1:2])
@@ -85,7 +92,13 @@ class Gateway(Resource):
             _finish(request, NOT_ALLOWED, b"put by POST: a GET may come from an image of any web page")
             return
         try:
-            peer = peer_of(request, self._logins)
+            peer = known or peer_of(request, self._logins)
+            user = peer.principal.user
+            if self._rates.limited and self._rates.spend(user, REQUESTED, 0):
+                self._rates.wait(user, request, partial(self._do, request, partial(self._render, request, lost, peer)))
+                if known is None:
+                    lost.addCallback(lambda _: self._rates.drop(user, request))
+                return
             answer = self._ask(command(request), peer)
         except RemoteProtocolError as error:
             _finish(request, Status.BAD_REQUEST, str(error).encode())
@@ -93,11 +106,27 @@ class Gateway(Resource):
         except AccessRefused as error:
             _finish(request, refusal_status(request, None), str(error).encode())
             return
+        if self._rates.limited:
+            self._rates.spend(user, REQUESTED, 1)
+            self._rates.spend(user, SENT, cast(BytesIO, request.content).getbuffer().nbytes)
         if isinstance(answer, Deferred):
-            answer.addErrback(_failed).addCallback(lambda late: _finish_late(request, late, lost))
+            answer.addErrback(_failed).addCallback(lambda late: self._finish_late(request, late, lost, user))
         else:
-            status, body = _status_and_body(cast(Bytes, answer))
+            status, body = self._status_and_body(cast(Bytes, answer), user)
             _finish(request, refusal_status(request, peer) if status == Status.FORBIDDEN else status, body)
+
+    def _status_and_body(self, answer: Bytes, user: str) -> tuple[int, Buffer]:
+        """Decode an answer of the text protocol, and count it for its user. Return its status code and body."""
+        if self._rates.limited:
+            self._rates.spend(user, READ, answer_bytes(answer))
+        (parsed,) = AnswerReader().receive(b"".join(answer) if isinstance(answer, list) else answer)
+        if isinstance(parsed, Result):
+            return parsed.code, parsed.text.encode()
+        return Status.SUCCESS, parsed.data
+
+    def _finish_late(self, request: Request, answer: Bytes, lost: Deferred[None], user: str) -> None:
+        if not lost.called:
+            _finish(request, *self._status_and_body(answer, user))
 
     def _get(self, request: Request) -> Get:
         topic, group = _text(request, "topic"), _text(request, "group", "")
@@ -175,22 +204,9 @@ def _integer(request: Request, name: str, default: int | None = None, limit: int
     return int(text)
 
 
-def _status_and_body(answer: Bytes) -> tuple[int, Buffer]:
-    """Decode an answer of the text protocol. Return its status code and body."""
-    (parsed,) = AnswerReader().receive(b"".join(answer) if isinstance(answer, list) else answer)
-    if isinstance(parsed, Result):
-        return parsed.code, parsed.text.encode()
-    return Status.SUCCESS, parsed.data
-
-
 def _finish(request: Request, status: int, body: Buffer) -> None:
     request.setResponseCode(status)
     request.setHeader("content-type", "application/octet-stream" if request.path[1:2] == b"g" else "text/plain")
     request.setHeader("content-length", str(len(body)))
     request.write(bytes(body))
     request.finish()
-
-
-def _finish_late(request: Request, answer: Bytes, lost: Deferred[None]) -> None:
-    if not lost.called:
-        _finish(request, *_status_and_body(answer))

@@ -134,8 +134,13 @@ def _account(broker: Broker) -> Metrics:
         yield gauges(name, text, "what", ((what, getattr(budget, figure)) for what, budget in budgets))
     refused = [((what,), budget.refused) for what, budget in budgets]
     yield Metric("metaq_account_refused_total", "counter", "Refused, or made to wait", ("what",), refused)
-    of_quotas = [((str(quota),), broker.account.users.refused[quota]) for quota in Quota]
+    of_quotas = [((str(quota),), broker.account.users.refused[quota]) for quota in Quota if not quota.is_rate]
     yield Metric("metaq_quota_refused_total", "counter", "Refused because of a user's quota", ("quota",), of_quotas)
+    rates = broker.account.rates
+    of_rates = [((str(quota),), seconds) for quota, seconds in rates.delayed_seconds.items()]
+    text = "Seconds for which users were delayed because of a quota; a second counts once for each user"
+    yield Metric("metaq_quota_delayed_seconds_total", "counter", text, ("quota",), of_rates)
+    yield gauge("metaq_quota_delayed_connections", "Connections that wait because of a quota", rates.waiting)
     unfinished = broker.account.unfinished
     yield counter("metaq_unfinished_cut", "Requests that were not complete in time", unfinished.cut)
 

@@ -19,6 +19,8 @@ served is decided in requests/gate.py; new connections are accepted in server.py
   requests in `_queue` count as unfinished requests (account.py). A second limit is for the bytes of puts that wait for
   the disk, on all connections together. While it is exceeded, a session whose next request is a put reads nothing and
   serves no further request (pending_puts.py).
+- If the user of a connection has used up one of his rates, such as the bytes that he may send in a second, the session
+  reads nothing and serves no further request of the connection for some time (runtime/user_rates.py).
 """
 
 from __future__ import annotations
@@ -62,6 +64,7 @@ from ..runtime.few_lines import FewLines
 from ..runtime.pending_puts import PendingPuts
 from ..runtime.reactor import ReactorTime, Transport
 from ..runtime.turns import ConnectionTurns, WorkPlaces
+from ..runtime.user_rates import READ, REQUESTED, SENT
 
 __all__ = ["MAX_PARKED_PULLS", "MAX_PENDING_BYTES", "Session"]
 
@@ -204,6 +207,8 @@ class Session(Protocol):
         self.user = NO_USER
         """The user for whose quotas this connection counts, with what its requests take."""
         self._counted = False  # among the connections of `user`
+        self._rates = shared.account.rates
+        self._debtor = NO_USER  # the user because of whose rates the connection waits, if it waits
         self.granted: Granted | None = None
         self._closed_lines = shared.closed_lines
         self.seconds = shared.reactor.seconds
@@ -270,8 +275,12 @@ class Session(Protocol):
             self._reader.keep(data)
             self._wait_turn()
             self._update_reading()
+            if self._rates.limited and self._rates.spend(self.user, SENT, len(data)):
+                self._delay()
             return
         self._take(self._reader.receive(data))
+        if self._rates.limited and self._rates.spend(self.user, SENT, len(data)):
+            self._delay()
         if turns.has_worked(now):
             self._busy = tuning.BUSY_READS
 
@@ -316,6 +325,8 @@ class Session(Protocol):
             self._update_reading()
         else:
             self._take(self._reader.receive(b""))
+        if self._rates.limited and self._rates.spend(self.user, SENT, count):
+            self._delay()
         if self._turns.has_worked(now if since is None else since):
             self._busy = tuning.BUSY_READS
 
@@ -338,6 +349,32 @@ class Session(Protocol):
             self._yield_turn()
         if requests:
             self._fresh = True
+            if self._rates.limited:
+                count = 0
+                for each in requests:
+                    count += len(each.bodies) if type(each) is PutRun else 1
+                if self._rates.spend(self.user, REQUESTED, count):
+                    self._delay()
+
+    def _delay(self) -> None:
+        """The user of this connection is in debt: serve what is being served, but read and serve nothing more until he
+        is out of debt.
+        """
+        if not (self._debtor or self._closing):
+            self._debtor = self.user
+            self._rates.wait(self.user, self, self._is_out_of_debt)
+            self._update_reading()
+
+    @_or_close
+    def _is_out_of_debt(self) -> None:
+        self._debtor = NO_USER
+        self.last_active = self.seconds()
+        self._resume()
+
+    def _wait_no_more(self) -> None:
+        if self._debtor:
+            self._rates.drop(self._debtor, self)
+            self._debtor = NO_USER
 
     def _count_held(self) -> None:
         """Tell the account how many bytes the unserved requests of this connection have. These are the bytes of an
@@ -355,7 +392,7 @@ class Session(Protocol):
                 self._received_bytes += _memory(self._work[1])
         # a connection whose requests wait for this broker or are under way keeps its rank; one that its client holds up
         # does not
-        done = self._work is None and (self._full or not waits)
+        done = self._work is None and (self._full or self._debtor != NO_USER or not waits)
         held, fresh = self._received_bytes, self._fresh and done
         self._fresh = self._fresh and not done
         if held == self._held_bytes and not (held and fresh):
@@ -413,6 +450,7 @@ class Session(Protocol):
         """Record that the client has logged in as this user."""
         self._principal = principal
         self.granted = None
+        self._wait_no_more()
         self._count_no_more()
         self._account.users.add(self.user, Quota.WAITING_PULLS, -len(self._parked))
         self.user = principal.user
@@ -427,6 +465,8 @@ class Session(Protocol):
         if verb.needs is NOTHING:
             return verb
         self.user = self._account.asker_user = self.principal.user
+        if self._rates.limited and self._rates.spend(self.user, REQUESTED, 0):
+            self._delay()  # so that a new connection brings no request of a user in debt
         if type(request) is TransactionCommand or (type(request) is Frame and request.code in _OUTCOMES):
             return verb
         try:
@@ -470,6 +510,7 @@ class Session(Protocol):
         self._count_held()  # the request under way
         self._gate.connection_lost(self)
         self._count_no_more()
+        self._wait_no_more()
         self._on_lost(self)
 
     def pauseProducing(self) -> None:  # noqa: N802
@@ -491,7 +532,7 @@ class Session(Protocol):
 
     @property
     def _blocked(self) -> bool:
-        return self._full or self._held_back or self._pending_bytes > MAX_PENDING_BYTES
+        return self._full or self._held_back or self._debtor != NO_USER or self._pending_bytes > MAX_PENDING_BYTES
 
     def _serve(self, requests: Iterable[_Queued]) -> None:
         """Serve requests in order, until a request must wait; put this request and the following ones into `_queue`."""
@@ -517,7 +558,7 @@ class Session(Protocol):
                     verb = None if kind in _NOT_ADMITTED else admit(request, self)
                 if verb is not None and verb.gathers:
                     if group is None:
-                        if self._yielding:
+                        if self._yielding or self._debtor:
                             self._put_off(verb, request, requests)
                             return
                         if self._pending_puts.full:
@@ -604,7 +645,7 @@ class Session(Protocol):
         since = self.seconds()
         if self._reads_later:
             self._reads_later = False
-            if not self._lost:
+            if not (self._lost or self._debtor):
                 self._transport.read_once()
         if self._work is not None:
             verb, request, work = self._work
@@ -839,6 +880,8 @@ class Session(Protocol):
         if not size or self._lost:
             return
         self._out, self._out_bytes = [], 0
+        if self._rates.limited and self._rates.spend(self.user, READ, size):
+            self._delay()
         if size < tuning.WRITE_BYTES:
             self._transport.write(out[0] if len(out) == 1 else b"".join(out))
         else:
@@ -939,6 +982,7 @@ class Session(Protocol):
         self._account.unfinished.drop(self, self.address)
         self._gate.connection_lost(self)
         self._count_no_more()  # only brokers need such connections
+        self._wait_no_more()
         self._on_lost(self)
         self._account.connections.add(self.address, 1)
         protocol.on_gone = partial(self._account.connections.add, self.address, -1)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Protocol
 
-from metaq.protocol.access import NO_USER
+from metaq.protocol.access import NO_USER, Permissions
 from metaq.protocol.errors import AccountSpent
 from metaq.protocol.limits import MAX_FRAME_BYTES
 
@@ -27,6 +27,7 @@ from ..store.worker_turns import call_safely
 from .heap import give_back
 from .reactor import ReactorTime
 from .user_quotas import UserQuotas
+from .user_rates import UserRates
 
 __all__ = [
     "LOCAL_HOST",
@@ -588,6 +589,8 @@ class Account:
         """
         self.users = UserQuotas()
         """What each user has, and may have by his quotas."""
+        self.rates = UserRates(reactor)
+        """How much each user sends and reads in a second, and may by his quotas."""
         self.asker_user = NO_USER
         """The user who has sent this request."""
         self.transaction_bytes = Shares(
@@ -607,6 +610,11 @@ class Account:
             self.http = Shares("HTTP connections", "httpConnections", of_http, limits.address_share)
             connections -= of_http
         self.connections = Shares("connections", "", connections, limits.address_share)
+
+    def see(self, permissions: Permissions) -> None:
+        """Apply the quotas of users in `permissions` from now on."""
+        self.users.permissions = permissions
+        self.rates.see(permissions)
 
     def budgets(self) -> Iterator[tuple[str, Shares]]:
         """Yield for each limited resource its name in the metrics and its Shares object."""

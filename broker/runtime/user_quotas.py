@@ -89,4 +89,4 @@ class UserQuotas:
             }
             for name, mine in most
         }
-        return {"users": users, "refused": {str(quota): self.refused[quota] for quota in Quota}}
+        return {"users": users, "refused": {str(quota): self.refused[quota] for quota in Quota if not quota.is_rate}}

@@ -121,10 +121,10 @@ def _keeper(writing: Writing, flag: int, body: Buffer) -> Delays:
     return writing.halves if is_half(flag, body) else writing.delays
 
 
-def _log(writing: Writing, topic: str, partition: int, asked: int, keeper: Delays | None) -> PartitionLog:
+def _log(writing: Writing, topic: str, partition: int, asked: int, keeper: Delays | None, size: int) -> PartitionLog:
     """Return the log of the records' target partition. keeper: the object that keeps the records if they are delayed,
-    otherwise None. Raises the errors of `Writing.log`; for delayed records also the errors of `Delays.check`,
-    DelayRefused and PartitionClosed.
+    otherwise None. size: the bytes of these delayed records; 0 if they are checked later. Raises the errors of
+    `Writing.log`; for delayed records also the errors of `Delays.check`, DelayRefused and PartitionClosed.
     """
     log = writing.log(topic, partition, asked)
     if keeper is not None:
@@ -132,8 +132,13 @@ def _log(writing: Writing, topic: str, partition: int, asked: int, keeper: Delay
             raise DelayRefused("a broker in synchronous replication keeps no delayed messages: send without a delay")
         if writing.partitions.is_leaving(topic, partition):
             raise PartitionClosed(writing.partitions.broker_id, partition)
-        keeper.check(log)
+        keeper.check(log, size)
     return log
+
+
+def _owner(pended: Pended | None) -> tuple[Delays | None, int]:
+    """Return the object that keeps these delayed records and their size in bytes; (None, 0) if there are none."""
+    return (None, 0) if pended is None else (pended.owner, pended.size)
 
 
 def _wait(write: Write, pended: Pended, target: PartitionLog) -> None:
@@ -315,7 +320,7 @@ class Puts(Generic[P]):
         if keeper is None:
             key = log = self._writing.log(put.topic, partition, put.partition)
         else:
-            log = _log(self._writing, put.topic, partition, put.partition, keeper)
+            log = _log(self._writing, put.topic, partition, put.partition, keeper, len(put.body))
             key = keeper, log
         if number is None:
             if (batch := self._batches.get(key)) is None:
@@ -548,7 +553,7 @@ def take_batch(
             if stamped.flags & DELAYED_FLAG:
                 place = topic, partition, asked
                 pended = yield from _pend(writing, *place, stamped, flags, slice(0, count))
-        log = _log(writing, topic, partition, asked, pended and pended.owner)  # others may have been served meanwhile
+        log = _log(writing, topic, partition, asked, *_owner(pended))  # others may have been served meanwhile
     except MetaqError as error:
         before = _stored_before(writing, Write, topic, asked, number)
         if before is None:
@@ -614,7 +619,7 @@ def _pend(
     own = flags[chosen]
     first = slice(int(starts[chosen.start]) + HEADER_BYTES, int(ends[chosen.start]))
     keeper = _keeper(writing, int(own[0]), data[first])
-    log = _log(writing, topic, partition, asked, keeper)
+    log = _log(writing, topic, partition, asked, keeper, 0)
     if not (own & DELAYED_FLAG).all():
         raise RemoteProtocolError("delayed messages and others cannot be in one batch: send two")
     found = headers_at(data, starts[chosen])["checksum"].tolist()
@@ -870,7 +875,7 @@ class TakenParts:
         if partition == ANY:
             partition = self.partitions[number] = self._writing.partitions.choose(topic)
         pended = self._delayed.get(number)
-        log = _log(self._writing, topic, partition, asked, pended and pended.owner)
+        log = _log(self._writing, topic, partition, asked, *_owner(pended))
         error = self._failed.get(log if pended is None else pended.log.log)
         if error is not None:  # later parts for the partition of a refused part are refused, too
             raise error

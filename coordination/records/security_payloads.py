@@ -192,8 +192,8 @@ def _quotas(path: str, found: object) -> tuple[Mapping[Quota, int], Mapping[str,
         raise _damaged(path, "its quotas are no object")
     known = {Quota(name): value for name, value in found.items() if name in set(Quota)}
     for name, value in known.items():
-        if not (type(value) is int and 0 <= value <= MAX_QUOTA):
-            raise _damaged(path, f"its quota {name} is no number from 0 to {MAX_QUOTA:,}")
+        if not (type(value) is int and name.least <= value <= MAX_QUOTA):
+            raise _damaged(path, f"its quota {name} is no number from {name.least} to {MAX_QUOTA:,}")
     unknown = {name: value for name, value in found.items() if name not in known}
     return MappingProxyType(known), unknown
 

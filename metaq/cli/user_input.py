@@ -38,8 +38,8 @@ __all__ = [
 
 _UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _DURATION = re.compile(r"([1-9][0-9]{0,5})([mhdw])")
-_COUNT = re.compile(r"([0-9]{1,10})([KM]?)")
-_MULTIPLES = {"": 1, "K": 1_000, "M": 1_000_000}
+_COUNT = re.compile(r"([0-9]{1,13})([KMG]?)")
+_MULTIPLES = {"": 1, "K": 1_000, "M": 1_000_000, "G": 1_000_000_000}
 _NONE = "none"
 _STDIN = "-"
 _CA = "ca.pem"
@@ -85,12 +85,14 @@ def quota_change(text: str) -> tuple[Quota, int | None]:
         return Quota(name), None
     found = _COUNT.fullmatch(value)
     number = -1 if found is None else int(found[1]) * _MULTIPLES[found[2]]
-    if not 0 <= number <= MAX_QUOTA:
+    quota = Quota(name)
+    if not quota.least <= number <= MAX_QUOTA:
+        least = "1 (a second; to allow nothing, revoke grants)" if quota.is_rate else "0 (nothing is allowed)"
         raise ValueError(
-            f"{text!r} sets no quota: write a number from 0 (nothing is allowed) to {MAX_QUOTA:,}, which may end with "
-            f"K or M, or {_NONE}"
+            f"{text!r} sets no quota: write a number from {least} to {MAX_QUOTA:,}, which may end with K, M or G, or "
+            f"{_NONE}"
         )
-    return Quota(name), number
+    return quota, number
 
 
 DURATION = Parsed("DURATION", _seconds)

@@ -263,14 +263,17 @@ def expire_user(zk: str, as_json: bool, dry_run: bool, force: bool, name: str, w
 @click.option("--default", "of_all", is_flag=True, help="Concern each user who has no value of his own.")
 @click.argument("words", nargs=-1, metavar="[NAME] [QUOTA=NUMBER]...")
 def change_quotas(zk: str, as_json: bool, dry_run: bool, of_all: bool, words: tuple[str, ...]) -> None:
-    """Change how much the user NAME may have on each broker, and show his quotas.
+    """Change how much the user NAME may have and do on each broker, and show his quotas.
 
-    QUOTA is connections, waiting-pulls, open-transactions, shared-groups or own-topics. NUMBER may end with K or M; 0
-    allows nothing, `none` removes the value. With --default, leave NAME out.
+    QUOTA is connections, waiting-pulls, open-transactions, shared-groups, own-topics, delayed-bytes or half-bytes; or,
+    for what is allowed in a second, send-bytes, read-bytes or requests. NUMBER may end with K, M or G, for a thousand,
+    a million and a billion; 0 allows nothing (the last three quotas are 1 or more), `none` removes the value. With
+    --default, leave NAME out.
 
     \b
     Example
       metaq users quota app connections=50 open-transactions=1K
+      metaq users quota app send-bytes=10M requests=500
       metaq users quota app connections=none
       metaq users quota --default connections=200
     """

@@ -128,6 +128,18 @@ def test_a_quota_reaches_the_caller_and_a_higher_one_helps_at_once(cluster):
             return True
 
         eventually(sent)
+        quota("web", "send-bytes=1")
+
+        def limited() -> bool:
+            first.send("orders", b"more than a byte")
+            return '"send-bytes": 1}' in cluster.ran("root", "stats", "access", "--raw").out
+
+        eventually(limited)
+        late = first.send_async("orders", b"late")
+        eventually(lambda: '"waiting_connections": 1' in cluster.ran("root", "stats", "access", "--raw").out)
+        assert not late.done()
+        quota("web", "send-bytes=none")
+        assert late.result(DEADLINE).offset > 0
 
 
 def test_each_may_do_what_his_grants_say_and_nothing_else(cluster):

@@ -31,11 +31,15 @@ KEPT: Mapping[str, tuple[str, ...]] = {
     "README.md": ("sends {FLIGHTS} real flights",),
     "zk_paths.md": (
         "our slaves read it every {CHECKSUM_POLL_SECONDS:s} |",
-        "the values whole numbers from 0 to {MAX_QUOTA}.",
+        "the values whole numbers from 0 to {MAX_QUOTA}. The",
         "zone, or in none, for {ZONE_SETTLE_SECONDS:seconds}, the first member in",
         "the next leader has taken them over, for {SUCCESSOR_SECONDS:s} at most",
         "are registered. `metaq` commands (for {LEADERLESS_SECONDS:s}) and Spark queries (for "
         "{PLANNING_SECONDS:s}) wait until, in every",
+    ),
+    "docs/security.md": (
+        "delays the user by at most {MAX_USE_SECONDS:seconds}, and all together by at most {MAX_DEBT_SECONDS:seconds}:",
+        "rate permits in {BURST_SECONDS:s}.",
     ),
     "docs/standalone-zookeeper.md": (
         "snapshot instead. The server keeps {KEPT_SNAPSHOTS} snapshots.",
@@ -474,7 +478,7 @@ def shown(value: Value, unit: str) -> str:
         case "plain":
             return f"{value:g}" if isinstance(value, float) else str(value)
         case "":
-            return f"{value:,.10g}"
+            return f"{value:,}" if isinstance(value, int) else f"{value:,.10g}"
     raise AssertionError(f"no unit {unit!r}")
 
 

@@ -3,20 +3,24 @@
 import json
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metaq.broker.delays.owners import Owners
 from metaq.broker.runtime.user_quotas import UserQuotas
-from metaq.protocol.access import NO_USER, Access, AccessMode, Permissions, Principal, Quota, User
+from metaq.protocol.access import NO_USER, OPEN, Access, AccessMode, Permissions, Principal, Quota, User
 from metaq.protocol.errors import QuotaExceeded
 from metaq.protocol.frames import encode_frame
+from metaq.protocol.half_messages import EndHalfRequest, HalfOutcome
 from metaq.protocol.own_topics import retry_topic
 from metaq.protocol.put_run import LEAST_PUTS
+from metaq.protocol.sends import SendReply
 from metaq.protocol.shared import AcquireRequest
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.transactions import TransactionType
-from tests.unit.broker.harness import pull, put, send
+from tests.unit.broker.harness import pull, put, raw_batch, records_of, reserved, send
 from tests.unit.broker.transactions.conversation import Asker, tx
 
 APP, OTHER = Principal("user", "app"), Principal("user", "other")
@@ -200,6 +204,69 @@ def test_own_topics(harness):
     assert peer.ask_frame(send(retry_topic("b"), 0)).code == ResponseCode.QUOTA_EXCEEDED
     assert peer.ask_frame(send(retry_topic("a"), 0), work=True).code == ResponseCode.SUCCESS
     assert other.ask_frame(send(retry_topic("b"), 0), work=True).code == ResponseCode.SUCCESS
+
+
+@pytest.mark.parametrize(
+    ("quota", "message", "cancel"),
+    [
+        (Quota.DELAYED_BYTES, {"metaq.delay": "60000"}, None),
+        (Quota.HALF_BYTES, {"metaq.half": "bank"}, HalfOutcome.COMMITTED),
+        (Quota.HALF_BYTES, {"metaq.half": "bank"}, HalfOutcome.ROLLED_BACK),
+    ],
+    ids=["delayed", "committed", "rolled-back"],
+)
+def test_bytes_of_waiting_messages(lives, quota, message, cancel):
+    small, large = reserved(b"x" * 150, message), reserved(b"x" * 300, message)
+    app, other = (connect(lives.harness, each) for each in (APP, OTHER))
+    allow(lives.harness, **{quota.replace("-", "_"): 600})
+    sent = lives.ask(send("t", 0, small[1], flag=small[0]), app)
+    assert sent.code == ResponseCode.SUCCESS
+    assert 150 < used(lives.harness, quota) < 300
+    for too_much in (records_of([large, small]), records_of([small] * 4)):
+        refused = lives.ask(raw_batch("t", 0, too_much), app)
+        assert (refused.code, f"at most 600 {quota}" in refused.remark) == (ResponseCode.QUOTA_EXCEEDED, True)
+    assert lives.ask(raw_batch("t", 0, records_of([small] * 4)), other).code == ResponseCode.SUCCESS
+    assert lives.ask(send("t", 0, b"now"), app).code == ResponseCode.SUCCESS
+    assert lives.ask(send("t", 0, large[1], flag=large[0]), app).code == ResponseCode.SUCCESS
+    assert used(lives.harness, quota) > 450
+    before = used(lives.harness, quota)
+    if cancel is None:
+        lives.wait(61, 1)
+        assert len(lives.payloads()) == 7
+        assert used(lives.harness, quota) == used(lives.harness, quota, "other") == 0
+    else:
+        end = EndHalfRequest("t", 0, SendReply.from_ext(sent.ext).message_id, cancel)
+        assert lives.ask(encode_frame(RequestCode.END_HALF, 1, end.to_ext()), other).code == ResponseCode.SUCCESS
+        assert before - used(lives.harness, quota) > 150
+    lives.broker.account.users.permissions = OPEN
+    assert lives.ask(raw_batch("t", 0, records_of([small])), app).code == ResponseCode.SUCCESS
+    assert used(lives.harness, quota) > 150, "it counts, although the user has no quota"
+    lives.restart()
+    assert used(lives.harness, quota) == 0, "nobody knows the sender after a restart"
+
+
+@given(st.lists(st.tuples(st.sampled_from(["app", "other", NO_USER]), st.integers(1, 1 << 27), st.booleans())))
+def test_bytes_of_waiting_messages_are_given_back_to_whoever_has_sent_them(steps):
+    """Each step sends two messages, or ends up to three of those that wait and one that does not."""
+    quotas = UserQuotas()
+    owners = Owners(quotas, Quota.DELAYED_BYTES)
+    waiting: dict[int, tuple[str, int]] = {}
+    for number, (user, size, sends) in enumerate(steps):
+        if sends:
+            ids = [2 * number, 2 * number + 1]
+            owners.came(user, np.array(ids, np.int64), np.array([size, 1], np.int64))
+            waiting |= dict(zip(ids, [(user, size), (user, 1)], strict=True))
+        else:
+            gone = list(waiting)[: size % 4]
+            owners.went(np.array([*gone, -7], np.int64))
+            for each in gone:
+                del waiting[each]
+        assert quotas.used(NO_USER, Quota.DELAYED_BYTES) == 0
+        for name in ("app", "other"):
+            expected = sum(has for who, has in waiting.values() if who == name)
+            assert quotas.used(name, Quota.DELAYED_BYTES) == expected
+    owners.clear()
+    assert quotas.report()["users"] == {}
 
 
 def test_what_a_user_has_is_reported(harness):

@@ -201,7 +201,9 @@ def test_quotas_are_read_as_they_were_written_and_those_of_later_versions_are_ke
     assert "quotas" not in json.loads(format_mode(StoredMode(AccessMode.OPEN)))
 
 
-@pytest.mark.parametrize("quotas", [[], None, {"connections": -1}, {"connections": True}, {"own-topics": 10**9 + 1}])
+@pytest.mark.parametrize(
+    "quotas", [[], None, {"connections": -1}, {"connections": True}, {"own-topics": 10**12 + 1}, {"requests": 0}]
+)
 def test_a_quota_that_cannot_be_understood_is_damage(quotas: object):
     with pytest.raises(CoordinationError, match="quota"):
         user_of(*GRANTS, quotas=quotas)
