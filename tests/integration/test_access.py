@@ -5,8 +5,11 @@ in or locked out by a restart or by ZooKeeper.
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,6 +39,12 @@ from tests.integration.test_https import asked
 from tests.waiting import DEADLINE, eventually
 
 TOPICS = {"orders": "numPartitions=2", "secret": "numPartitions=1", "jobs": "numPartitions=1"}
+PAGE = (Path(__file__).parents[2] / "docs" / "security.md").read_text("utf-8")
+WAY = re.findall(
+    r"^ +metaq (.*)$",
+    PAGE.partition("## From plain to TLS without a stop")[2].partition("\n## ")[0],
+    re.MULTILINE,
+)
 USERS = {
     "root": ["--admin"],
     "web": ["--can", "send:orders", "--can", "send:jobs"],
@@ -311,27 +320,79 @@ def test_an_open_cluster_becomes_secure_without_a_stop(tmp_path, chroot, operato
             stranger.send("orders", b"no")
 
 
-def test_a_set_of_brokers_goes_on_when_grants_are_enforced(tmp_path, chroot, operator):
-    """Nodes know each other by their certificates; the leader's end, too, is survived."""
-    pki = tmp_path / "pki"
-    for words in (["init", pki], ["broker", pki, "mq1"]):
-        assert run("security", *map(str, words)).code == 0
-    for name, grants in USERS.items():
-        assert operator.ran("users", "add", name, *grants, "--profile", str(pki / f"{name}.ini")).code == 0
-    assert operator.ran("security", "enforce", "--force").code == 0
-    options = ("--security", str(pki / "mq1" / "security.ini"))
-    with set_nodes(tmp_path, chroot, {"orders": "numPartitions=2"}) as nodes:
-        nodes.start("a", "b", options=options)
+def test_the_way_of_the_docs_secures_an_open_set_without_a_stop(tmp_path, chroot, operator):
+    """In two rounds of restarts; nodes know each other by their certificates then, and survive the leader's end."""
+    steps = iter(WAY)
+
+    def command(words: str):
+        at = {"mq1.example": "127.0.0.1", "mq2.example": "127.0.0.1"}
+        places = [
+            str(tmp_path / word) if word == "pki" or "/" in word or word.endswith(".ini") else word
+            for word in shlex.split(words)
+        ]
+        with pytest.MonkeyPatch.context() as environment:
+            if (tmp_path / "root.ini").exists():
+                environment.setenv("METAQ_PROFILE", str(tmp_path / "root.ini"))
+            return operator.ran(*(at.get(word, word) for word in places))
+
+    def follow(count: int) -> None:
+        for words in islice(steps, count):
+            done = command(words)
+            assert done.code == 0, (words, done.err)
+
+    with set_nodes(tmp_path, chroot, {"orders": "numPartitions=2"}) as nodes, ExitStack() as stack:
+        nodes.start("a", "b")
         nodes.wait_in_sync("a", "b")
-        cluster = Cluster(nodes.nodes["a"], chroot, operator, pki)
-        with cluster.producer("web") as web:
-            for number in range(20):
-                web.send("orders", b"%d" % number)
-            nodes.kill_leader()
-            for number in range(20, 40):
-                web.send("orders", b"%d" % number)
-        with cluster.consumer("billing", "billing", "orders") as billing:
-            assert {each.payload for each in read(billing, 40)} == {b"%d" % number for number in range(40)}
+        pki = {"a": tmp_path / "pki" / "mq1", "b": tmp_path / "pki" / "mq2"}
+
+        def restart(*names: str) -> None:
+            for name in names:
+                nodes.nodes[name].stop()
+                nodes.start(name, options=("--security", str(pki[name] / "security.ini")))
+                nodes.wait_in_sync("a", "b")
+
+        sent: list[bytes] = []
+
+        def load(producer: Producer) -> Repeating:
+            def send(number: int) -> None:
+                sent.append(payload := b"%d-%d" % (id(producer), number))
+                producer.send("orders", payload)
+
+            return stack.enter_context(Repeating(send))
+
+        plain = load(stack.enter_context(Producer(chroot)))
+        plain.wait_for(20)
+        follow(3)
+        restart("a", "b")
+        plain.wait_for(20)
+        follow(4)
+        cluster = Cluster(nodes.nodes["a"], chroot, operator, tmp_path)
+        shop = load(stack.enter_context(cluster.producer("shop")))
+        billing = stack.enter_context(cluster.consumer("billing", "billing", "orders"))
+        got = read(billing, 20)
+        plain.end()
+        follow(1)
+        for each in pki.values():
+            text = (each / "security.ini").read_text()
+            assert "plain = everywhere" in text
+            assert "brokers = plain" in text
+            text = text.replace("plain = everywhere", "plain = nowhere").replace(
+                "brokers = plain", "brokers = required"
+            )
+            (each / "security.ini").write_text(text)
+        leader = nodes.leader
+        restart(*({"a", "b"} - {leader}), leader)
+        shop.wait_for(20)
+        follow(3)
+        eventually(lambda: operator.ran("stats").code == 1)
+        nodes.kill_leader()
+        shop.wait_for(20)
+        shop.end()
+        assert (plain.errors, shop.errors, next(steps, None)) == ([], [], None)
+        got += read(billing, len(sent) - len(got))
+        assert sorted(each.payload for each in got) == sorted(sent)
+        with Producer(chroot) as stranger, pytest.raises(AccessRefused):
+            stranger.send("orders", b"no")
 
 
 def test_the_audit_log_and_the_data_are_for_the_owner_alone_and_say_who_did_what(cluster, tmp_path):
