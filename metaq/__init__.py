@@ -15,6 +15,7 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from metaq import errors as errors
+    from metaq.client.admin.admin import Admin as Admin
     from metaq.client.browsing.browser import PartitionReader as PartitionReader
     from metaq.client.browsing.browser import TopicBrowser as TopicBrowser
     from metaq.client.browsing.browser import browse as browse
@@ -69,6 +70,7 @@ if not os.path.isdir(os.path.join(__path__[0], "client")):
     __path__ = [home for home in _installed if os.path.isdir(os.path.join(home, "client"))] or __path__
 
 _NAMES = {
+    "client.admin.admin": ("Admin",),
     "client.browsing.dead_letters": ("DeadLetter", "DeadLetters", "Redriven"),
     "client.browsing.browser": ("PartitionReader", "TopicBrowser", "browse"),
     "client.consumer.consumer": ("Consumer",),
