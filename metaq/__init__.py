@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from metaq.client.questions.places import AtKey as AtKey
     from metaq.client.questions.places import AtMessage as AtMessage
     from metaq.client.questions.places import Last as Last
+    from metaq.client.records.health import ConsumerHealth as ConsumerHealth
+    from metaq.client.records.health import ProducerHealth as ProducerHealth
     from metaq.client.records.local_store import LocalMessageStore as LocalMessageStore
     from metaq.client.records.local_store import StoredMessage as StoredMessage
     from metaq.client.records.message import Message as Message
@@ -84,6 +86,7 @@ _NAMES = {
     "client.producer.xa": ("Recovered", "XaBranch", "XaResource", "Xid"),
     "client.questions.finding": ("FoundMessage", "FoundMessages"),
     "client.questions.places": ("AtKey", "AtMessage", "Last"),
+    "client.records.health": ("ConsumerHealth", "ProducerHealth"),
     "client.records.local_store": ("LocalMessageStore", "StoredMessage"),
     "client.records.message": ("Message", "Origin"),
     "client.records.results": ("Lag", "SendResult", "TopicPartition"),

@@ -9,7 +9,7 @@ from metaq.coordination.runtime.interrupts import begin_elsewhere
 
 from ..browsing.dead_letters import DeadLetters
 from ..questions.cluster import Cluster
-from ..runtime.durations import Duration
+from ..runtime.durations import Duration, check_wait
 from ..runtime.unclosed import Closing
 from ..settings.config import ConnectionConfig, config_or_default
 from .delayed_admin import DelayedAdmin
@@ -79,8 +79,9 @@ class Admin(Closing):
         """End the ZooKeeper session and all connections. This takes at most `timeout` seconds plus END_SECONDS, even if
         ZooKeeper or a broker does not answer. Further calls do nothing.
         """
+        seconds = check_wait("timeout", timeout)
         self._closes()
-        self._cluster.close(timeout)
+        self._cluster.close(seconds)
 
     def __repr__(self) -> str:
         return f"<Admin of {self._cluster.zookeeper}>"

@@ -34,6 +34,7 @@ from ..questions.partition_bounds import lag_behind
 from ..questions.places import Place, locate
 from ..questions.sources import source_of
 from ..questions.stored_records import read_messages
+from ..records.health import ConsumerHealth
 from ..records.message import Message
 from ..records.results import Lag, TopicPartition
 from ..runtime.durations import Duration, check_timeout, check_wait
@@ -585,6 +586,29 @@ class Consumer(Poller):
         found = locate(to, [partition.topic], self._finder, "to")
         cursor.moved_to(found if isinstance(found, int) else self._ask(partition, found))
         self._fetcher.serve_soon()
+
+    def health(self) -> ConsumerHealth:
+        """Return the consumer's state, as far as it knows the state itself. This call asks no server and does not wait;
+        any thread may call it, also while another thread is in poll() or run(), and after close().
+        """
+        self._guard.check()
+        membership, trouble = self._member.condition
+        owned = list(self._core.owned)
+        return ConsumerHealth(
+            self._session.connected,
+            sorted(map(str, self._pool.down)),
+            membership,
+            trouble,
+            len(owned),
+            sum(map(self._core.pauses.holds, owned)),
+            self._core.in_doubt or self._watch.may_have_lost_everything(),
+            self._closed,
+        )
+
+    def __repr__(self) -> str:
+        topics = ", ".join(self._topics[:3]) + (", …" if len(self._topics) > 3 else "")
+        state = "closed" if self._closed else f"{len(self._core.owned)} partitions"
+        return f"<Consumer {self.consumer_id} of the group {self.group}, {topics}: {state}>"
 
     def lag(self) -> dict[TopicPartition, Lag]:
         """Return for each owned partition how much data the broker has after this consumer's position. Raises

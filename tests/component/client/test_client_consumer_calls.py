@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from metaq import Admin, Consumer, ConsumerConfig, TopicPartition
+from metaq import Admin, Consumer, ConsumerConfig, Producer, ProducerHealth, SharedConsumer, TopicPartition
 from metaq.broker.standalone.in_process import InProcessZooKeeper
 from metaq.protocol.errors import ConfigError, NotOwner
 from metaq.testing import Cluster
@@ -34,7 +34,12 @@ def consumer(cluster: Cluster) -> Consumer:
 
 def received(consumer: Consumer, count: int) -> list[bytes]:
     found: list[bytes] = []
-    eventually(lambda: found.extend(each.payload for each in consumer.poll(timeout=0.1)) or len(found) >= count)
+
+    def look() -> bool:
+        found.extend(each.payload for each in consumer.poll(timeout=0.1))
+        return len(found) >= count
+
+    eventually(look)
     return found
 
 
@@ -75,6 +80,45 @@ def test_a_handler_pauses_its_topic_and_another_thread_resumes_it(cluster, consu
     finally:
         consumer.stop()
         thread.join()
+
+
+def test_several_delayed_messages_are_cancelled_together(cluster):
+    with Producer(cluster.zookeeper, compression="zstd", producer_group="p") as producer:
+        sent = [producer.send("t", b"later", delay=3600) for _ in range(2)]
+        assert producer.cancel(sent[0]) is True
+        assert producer.cancel(iter(sent)) == [True, True]
+        assert producer.cancel([]) == []
+
+
+def test_arguments_of_poll_by_position_keep_their_meaning_and_warn(cluster, consumer):
+    cluster.producer().send_batch("t", [b"1", b"2"])
+    with pytest.warns(DeprecationWarning, match=r"write Consumer\.poll\(max_messages=1, timeout=10.0\)"):
+        assert [each.payload for each in consumer.poll(1, 10.0)] == [b"1"]
+    with (
+        SharedConsumer(cluster.zookeeper, group="s", topics=["t"]) as shared,
+        pytest.warns(DeprecationWarning, match="max_messages=1"),
+    ):
+        assert len(shared.poll(10.0, 1)) == 1
+
+
+def test_health_and_repr_say_what_the_client_knows(cluster, consumer):
+    producer = cluster.producer()
+    producer.send("t", b"1")
+    received(consumer, 1)
+    eventually(lambda: consumer.health().ok)
+    consumer.pause("t")
+    assert (consumer.health().partitions, consumer.health().paused, consumer.health().trouble) == (2, 1, "")
+    assert producer.health() == ProducerHealth(True, [], 0, 0, closed=False)
+    assert repr(producer) == f"<Producer of {cluster.zookeeper}, 0 messages buffered>"
+    assert repr(consumer) == f"<Consumer {consumer.consumer_id} of the group g, t, u: 2 partitions>"
+    address = f"127.0.0.1:{cluster.broker.port}"
+    cluster.broker.kill()
+    eventually(lambda: address in str(consumer.health().brokers_down))
+    assert not consumer.health().ok
+    for client in (producer, consumer):
+        client.close()
+        assert client.health().closed
+        assert "closed" in repr(client)
 
 
 def test_given_positions_are_committed_and_no_others(cluster, consumer):

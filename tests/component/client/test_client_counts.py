@@ -42,6 +42,7 @@ LEFT_OUT = re.compile(
 )
 """Settings (test_client_values.py), methods of stores that consumers call, and constructors that users do not."""
 OTHERS = {
+    "Consumer.commit(positions)",
     "OrderedProducer(partitions)",
     "TopicPartition(broker)",
     "TopicPartition(partition)",

@@ -47,6 +47,7 @@ def test_a_paused_partition_delivers_nothing_asks_nothing_and_keeps_what_it_has(
     first, second = core.claim([FIRST, SECOND], [0, 0], announced=True)
     for cursor, payload in ((first, b"a"), (second, b"b")):
         request = cursor.next_request(0.0)
+        assert request is not None
         cursor.arrived(request, chunk_of(record(payload), offset=0))
         cursor.answered(request, 0.0)
         core.make_ready(cursor)
