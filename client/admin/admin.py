@@ -12,6 +12,7 @@ from ..questions.cluster import Cluster
 from ..runtime.durations import Duration, check_wait
 from ..runtime.unclosed import Closing
 from ..settings.config import ConnectionConfig, config_or_default
+from .broker_admin import BrokerAdmin
 from .delayed_admin import DelayedAdmin
 from .group_admin import GroupAdmin
 from .offset_admin import OffsetAdmin
@@ -48,6 +49,8 @@ class Admin(Closing):
         self._cluster = Cluster(
             connect, root=root, start_timeout_seconds=start_timeout_seconds, config=self._config, starts=False
         )
+        self.brokers = BrokerAdmin(self._cluster)
+        """The calls about brokers: `list`, `describe`."""
         self.topics = TopicAdmin(self._cluster)
         """The calls about topics: `list`, `describe`."""
         self.groups = GroupAdmin(self._cluster)

@@ -48,6 +48,19 @@ def test_topics_are_listed_and_described(cluster, admin):
         admin.topics.describe("tt")
 
 
+def test_brokers_are_listed_and_described_and_gone_ones_are_told(cluster, admin):
+    cluster.brokers[1].kill()
+    first, gone = admin.brokers.list()
+    assert (first.broker, first.role, first.topics, first.partitions) == (0, "master", 1, 2)
+    assert first.version
+    assert dataclasses.astuple(gone) == (1, "gone", *[None] * 6)
+    described = admin.brokers.describe(0)
+    assert (described.protocol, described.address) == ("frames", f"meta://{first.address}")
+    assert "uptime" in described.figures
+    with pytest.raises(BrokerUnavailable):
+        admin.brokers.describe(1)
+
+
 def test_an_answer_says_what_it_lacks_and_a_broker_that_comes_back_is_asked_again(cluster, admin):
     cluster.producer().send("t", b"a", partition=HOME)
     admin.groups.seek("g", "t", "earliest", new=True)
