@@ -15,6 +15,7 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from metaq import errors as errors
+    from metaq.client.admin.admin import Admin as Admin
     from metaq.client.browsing.browser import PartitionReader as PartitionReader
     from metaq.client.browsing.browser import TopicBrowser as TopicBrowser
     from metaq.client.browsing.browser import browse as browse
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from metaq.client.questions.places import AtKey as AtKey
     from metaq.client.questions.places import AtMessage as AtMessage
     from metaq.client.questions.places import Last as Last
+    from metaq.client.records.health import ConsumerHealth as ConsumerHealth
+    from metaq.client.records.health import ProducerHealth as ProducerHealth
     from metaq.client.records.local_store import LocalMessageStore as LocalMessageStore
     from metaq.client.records.local_store import StoredMessage as StoredMessage
     from metaq.client.records.message import Message as Message
@@ -69,6 +72,7 @@ if not os.path.isdir(os.path.join(__path__[0], "client")):
     __path__ = [home for home in _installed if os.path.isdir(os.path.join(home, "client"))] or __path__
 
 _NAMES = {
+    "client.admin.admin": ("Admin",),
     "client.browsing.dead_letters": ("DeadLetter", "DeadLetters", "Redriven"),
     "client.browsing.browser": ("PartitionReader", "TopicBrowser", "browse"),
     "client.consumer.consumer": ("Consumer",),
@@ -82,6 +86,7 @@ _NAMES = {
     "client.producer.xa": ("Recovered", "XaBranch", "XaResource", "Xid"),
     "client.questions.finding": ("FoundMessage", "FoundMessages"),
     "client.questions.places": ("AtKey", "AtMessage", "Last"),
+    "client.records.health": ("ConsumerHealth", "ProducerHealth"),
     "client.records.local_store": ("LocalMessageStore", "StoredMessage"),
     "client.records.message": ("Message", "Origin"),
     "client.records.results": ("Lag", "SendResult", "TopicPartition"),

@@ -20,7 +20,7 @@ from ..replication.host import ReplicationPart
 from ..replication.status import ReplicationStatus
 from ..runtime.account import LOCAL_HOST, numeric_address
 
-__all__ = ["Admin", "HandsOver", "admits"]
+__all__ = ["AdminRequests", "HandsOver", "admits"]
 
 _NO_NODE = "this broker is not a node of a broker set: start it with --node"
 
@@ -45,7 +45,7 @@ def admits(admin_from: AdminFrom, host: str, listen: str = "") -> bool:
     return address is not None and (address.is_loopback or (listen != "" and address == ip_address(listen)))
 
 
-class Admin:
+class AdminRequests:
     """The actions that serve operators' requests. Each action returns a value, which the broker sends as JSON in its
     answer.
     """

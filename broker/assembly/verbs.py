@@ -105,7 +105,7 @@ from ..requests.transaction import TransactionVerbs
 from ..runtime.account import NOBODY, WAITING_BYTES, Shares
 from ..runtime.pending_puts import PUT_OVERHEAD_BYTES
 from ..shared.status import answer_status
-from .admin import Admin, admits
+from .admin import AdminRequests, admits
 from .broker import Broker
 from .stats import ITEMS, stats_text
 
@@ -144,7 +144,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
     answers = PutAnswers(writing, lambda: broker.url)
     lookups = Lookups(reading)
     searches = broker.searches
-    admin = Admin(
+    admin = AdminRequests(
         broker.partitions,
         broker.reload_config,
         broker.replication_status,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from datetime import datetime
 from functools import partial
@@ -25,6 +25,7 @@ from ..fetching.core import Accept, ConsumerCore
 from ..fetching.fetcher import Fetcher
 from ..fetching.nearest_nodes import Nearby
 from ..fetching.notices import OnPartitions
+from ..fetching.pauses import PlacesGiven, places_given
 from ..fetching.polling import NOT_ALONE, Poller, Taken
 from ..fetching.tuning import CLOSE_SECONDS, DOUBT_LOOK_SECONDS
 from ..questions.asking import following
@@ -33,6 +34,7 @@ from ..questions.partition_bounds import lag_behind
 from ..questions.places import Place, locate
 from ..questions.sources import source_of
 from ..questions.stored_records import read_messages
+from ..records.health import ConsumerHealth
 from ..records.message import Message
 from ..records.results import Lag, TopicPartition
 from ..runtime.durations import Duration, check_timeout, check_wait
@@ -516,15 +518,54 @@ class Consumer(Poller):
         self._guard.check()
         return sorted(partition for partition, cursor in self._core.owned.items() if cursor.recorded)
 
-    def commit(self) -> int:
+    def commit(self, positions: Mapping[TopicPartition, int] | None = None) -> int:
         """Count all delivered messages as consumed, commit their offsets now, and return the number of partitions whose
         offset has changed.
 
-        Raises SessionLost if the partitions now belong to other members, and CoordinationUnavailable.
+        positions: commit only these offsets, each of an owned partition, such as {message.partition:
+        message.next_offset}. Delivered messages from such an offset on do not count as consumed by this call, but by
+        the next poll(). Raises NotOwner, and ConfigError for an offset after messages that were not delivered yet;
+        nothing is committed then. Also raises SessionLost if the partitions now belong to other members, and
+        CoordinationUnavailable.
         """
         self._check_open()
-        self._core.acknowledge()
-        return self._committing.do(self._committer.commit_owned, self._core)
+        if positions is None:
+            self._core.acknowledge()
+            return self._committing.do(self._committer.commit_owned, self._core)
+        self._settle()
+        cursors = [self._core.cursor(partition) for partition in positions]
+        for cursor, offset in zip(cursors, positions.values(), strict=True):
+            check_offset("positions", offset)
+            if not cursor.may_commit(offset):
+                remedy = f"the consumer is at {cursor.position} there: commit an offset up to it, or seek() first"
+                raise ConfigError("positions", f"{cursor.partition.topic} {cursor.partition} {offset}", remedy)
+        for cursor, offset in zip(cursors, positions.values(), strict=True):
+            cursor.consumed_before(offset)
+        return self._committing.do(self._committer.commit, cursors)
+
+    def pause(self, places: PlacesGiven) -> None:
+        """Deliver no messages of these topics or partitions until `resume`. The consumer stays their owner; call poll()
+        as before. Messages that poll() has returned, or that a handler has, are not affected.
+
+        places: one or several topics of this consumer, or partitions of these topics. A pause of a topic also holds for
+        partitions that this consumer gets later. A pause also holds while another member owns the partition meanwhile.
+        Failed messages that come again after a pause of a Retry are not paused. Raises ConfigError.
+        """
+        self._set_paused(places_given(places, self._topics), True)
+
+    def resume(self, places: PlacesGiven | None = None) -> None:
+        """Deliver messages of these topics or partitions again; with None, of all. Raises ConfigError."""
+        self._set_paused(self._topics if places is None else places_given(places, self._topics), False)
+
+    def paused(self) -> list[TopicPartition]:
+        """Return the owned partitions that are paused, sorted."""
+        return [partition for partition in self.assignment() if self._core.pauses.holds(partition)]
+
+    def _set_paused(self, places: Iterable[str | TopicPartition], paused: bool) -> None:
+        self._check_open()
+        self._core.pause(self._core.pauses.changed(places, paused))
+        self._fetcher.serve_soon()
+        self._fetcher.wake()
 
     def position(self, partition: TopicPartition) -> int:
         """Return the byte offset of the next message that poll() returns. Raises NotOwner."""
@@ -545,6 +586,29 @@ class Consumer(Poller):
         found = locate(to, [partition.topic], self._finder, "to")
         cursor.moved_to(found if isinstance(found, int) else self._ask(partition, found))
         self._fetcher.serve_soon()
+
+    def health(self) -> ConsumerHealth:
+        """Return the consumer's state, as far as it knows the state itself. This call asks no server and does not wait;
+        any thread may call it, also while another thread is in poll() or run(), and after close().
+        """
+        self._guard.check()
+        membership, trouble = self._member.condition
+        owned = list(self._core.owned)
+        return ConsumerHealth(
+            self._session.connected,
+            sorted(map(str, self._pool.down)),
+            membership,
+            trouble,
+            len(owned),
+            sum(map(self._core.pauses.holds, owned)),
+            self._core.in_doubt or self._watch.may_have_lost_everything(),
+            self._closed,
+        )
+
+    def __repr__(self) -> str:
+        topics = ", ".join(self._topics[:3]) + (", …" if len(self._topics) > 3 else "")
+        state = "closed" if self._closed else f"{len(self._core.owned)} partitions"
+        return f"<Consumer {self.consumer_id} of the group {self.group}, {topics}: {state}>"
 
     def lag(self) -> dict[TopicPartition, Lag]:
         """Return for each owned partition how much data the broker has after this consumer's position. Raises

@@ -200,6 +200,14 @@ class GroupMember:
         """
         return self._session_lives() and self.holds_its_claims()
 
+    @property
+    def condition(self) -> tuple[str, str]:
+        """What the member is doing, such as "stable", and why its last step has failed; the second text is "" unless
+        the member is waiting to repeat this step. Any thread may read this.
+        """
+        state = self._rules.state.name.lower().replace("_", " ")
+        return state, self._rules.reason if state.endswith(" later") else ""
+
     def holds_its_claims(self) -> bool:
         """Return MemberCore.holds_claims for the current session. Any thread may call this."""
         return self._rules.holds_claims(self._membership.session_id)

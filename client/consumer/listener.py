@@ -23,7 +23,13 @@ from metaq.protocol.errors import CorruptRecord, MetaqError
 from ..fetching.core import Accept, ConsumerCore
 from ..fetching.cursor import PartitionCursor
 from ..fetching.fetcher import Fetcher
-from ..fetching.tuning import ALONE_LOOK_SECONDS, HANDLER_MESSAGES, SENDING_LOOK_SECONDS, STOP_LOOK_SECONDS
+from ..fetching.tuning import (
+    ALONE_LOOK_SECONDS,
+    HANDLER_MESSAGES,
+    PAUSED_LOOK_SECONDS,
+    SENDING_LOOK_SECONDS,
+    STOP_LOOK_SECONDS,
+)
 from ..records.message import Message
 from ..records.results import TopicPartition
 from ..runtime.timers import TimeLeft, Timers
@@ -298,6 +304,8 @@ class Listener:
         while work.messages:
             if self._stopping or not work.is_current():
                 return 0.0
+            if work.cursor.paused:
+                return PAUSED_LOOK_SECONDS
             if not self._may_work():
                 return self._config.retry_step_seconds
             if self._works.alone is not None and self._works.alone is not work:

@@ -68,6 +68,7 @@ from .codec import NotWhole, PullCodec
 from .cursor import Ask, PartitionCursor, Reached, Request
 from .nearest_nodes import NearestNodes
 from .notices import Notice, Notices
+from .pauses import Pauses
 
 if TYPE_CHECKING:
     import pyarrow
@@ -85,10 +86,11 @@ class ConsumerCore:
     """Holds the state of a consumer and decides what it does next, without I/O; see the module.
 
     owned: the partitions that the consumer owns now; a new dict at each change, so any thread may read it. notices:
-    pending calls of the user's callbacks. in_doubt: whether another member may own the partitions; while it is true,
-    nothing is delivered. under_way: whether a poll has taken messages and has not returned them yet. The poll itself
-    assigns False to this attribute just before its `return`, without calling a method, because a signal handler may run
-    and raise an exception when a call of a method returns, but not between an assignment and the following `return`.
+    pending calls of the user's callbacks. pauses: what the user has paused. in_doubt: whether another member may own
+    the partitions; while it is true, nothing is delivered. under_way: whether a poll has taken messages and has not
+    returned them yet. The poll itself assigns False to this attribute just before its `return`, without calling a
+    method, because a signal handler may run and raise an exception when a call of a method returns, but not between an
+    assignment and the following `return`.
     nearest: chooses the nodes from which partitions of broker sets are read, if these need not be the leaders; the
         driver sets it.
     """
@@ -113,6 +115,7 @@ class ConsumerCore:
         self.group = group
         self.owned: Mapping[TopicPartition, PartitionCursor] = {}
         self.notices = Notices()
+        self.pauses = Pauses()
         self.in_doubt = False
         self.under_way = False
         self.nearest: NearestNodes | None = None
@@ -180,6 +183,8 @@ class ConsumerCore:
             )
         ]
         self.owned = {**self.owned, **{each.partition: each for each in cursors}}
+        for each in cursors:  # after `owned`: a thread that calls `pause` meanwhile finds the cursor, or this finds it
+            each.paused = self.pauses.holds(each.partition)
         self._wanting.extend(cursors)
         if not announced:
             self._announce([each for each in cursors if each.recorded])
@@ -223,6 +228,18 @@ class ConsumerCore:
         for cursor in lost.values():
             cursor.lose()
             self._refused.pop(cursor, None)
+
+    def pause(self, pauses: Pauses) -> None:
+        """Pause exactly the partitions that `pauses` names, also those that this consumer gets later. The others are
+        fetched and delivered again.
+        """
+        self.pauses = pauses
+        for partition, cursor in self.owned.items():
+            if pauses.holds(partition):
+                cursor.pause()
+            elif cursor.paused:
+                cursor.resume()
+                self.make_ready(cursor)
 
     def cursor(self, partition: TopicPartition) -> PartitionCursor:
         """Return the cursor of an owned partition. Raises NotOwner, TypeError."""

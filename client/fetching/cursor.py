@@ -125,6 +125,7 @@ class PartitionCursor:
         self.lock = threading.Lock()
         self.active = True
         self.revoking = False
+        self.paused = False
         self.announced = announced
         self.recorded = recorded
         self.locate: Locate | None = None if isinstance(begin, int) else begin
@@ -257,6 +258,17 @@ class PartitionCursor:
             self._wanting.append(self)  # it may have no position yet, and must ask for it
             self.again()
 
+    def pause(self) -> None:
+        """Deliver nothing and fetch nothing until `resume`, because the user has paused the partition. Data that are
+        fetched already are kept.
+        """
+        self.paused = True
+
+    def resume(self) -> None:
+        """Undo `pause`."""
+        self.paused = False
+        self._wanting.append(self)
+
     def place(self, *, by_commits: bool) -> Reached | None:
         """Return the position where the next owner of the partition should begin: the position after the consumed
         messages. Return None if this position is unknown.
@@ -293,6 +305,7 @@ class PartitionCursor:
                 or now < self._not_before - _ROUNDING
                 or self.buffered_bytes >= self._config.max_buffered_bytes
                 or self._ask is Ask.NOTHING
+                or (self.paused and self._ask is Ask.PULL)
             ):
                 return None
             self.asking = True
@@ -309,6 +322,7 @@ class PartitionCursor:
             if (
                 not self.awaits(request)
                 or self.revoking
+                or self.paused
                 or coming <= 0
                 or self.buffered_bytes + coming >= self._config.max_buffered_bytes
             ):
@@ -487,7 +501,7 @@ class PartitionCursor:
     @property
     def has_next(self) -> bool:
         """Whether the cursor has fetched data that may be delivered now."""
-        return bool(self._chunks) and self.announced and self.active and not self.revoking
+        return bool(self._chunks) and self.announced and self.active and not self.revoking and not self.paused
 
     def next_chunk(self) -> Chunk | None:
         """Return the oldest fetched chunk, without removing it (`used_up` removes it). Return None if there is no
@@ -528,6 +542,18 @@ class PartitionCursor:
         if handed is not None:
             self.consumed = handed
         self._began = self._handed = None
+
+    def consumed_before(self, offset: int) -> None:
+        """Count the messages before `offset` as consumed, and those from `offset` on as not consumed, because the user
+        commits this offset.
+        """
+        with self.lock:
+            self.consumed = (offset, self.last_id if offset == self.position else UNKNOWN_MESSAGE_ID)
+
+    def may_commit(self, offset: int) -> bool:
+        """Return whether the user's code has got all messages before `offset`."""
+        # while a handler works, the position is before the messages that it has got
+        return self.opened and offset <= (self.fetch_offset if self._held else self.position)
 
     def take_back(self) -> None:
         """Return to the position that `handing_out` has remembered, because an exception ended the poll and its

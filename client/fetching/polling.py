@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sized
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from metaq.coordination.runtime.forks import ForkGuard
 from metaq.protocol.errors import ClientError, ConfigError
@@ -17,6 +17,7 @@ from ..records.message import Message
 from ..runtime.durations import Duration, check_wait
 from ..runtime.unclosed import Closing
 from ..settings.config import check_number
+from ..settings.moved_options import by_position
 from .core import ConsumerCore
 from .fetcher import Fetcher
 
@@ -43,7 +44,7 @@ class Poller(Closing):
         self._polling = False
         self._closed = False
 
-    def poll(self, max_messages: int = 500, timeout: Duration = 1.0) -> list[Message]:
+    def poll(self, *former: Any, timeout: Duration = 1.0, max_messages: int = 500) -> list[Message]:
         """Return the next messages: at least one if any comes within `timeout` seconds, otherwise [].
 
         The messages that earlier calls returned now count as consumed. Raises CorruptRecord if bytes of a partition are
@@ -54,19 +55,27 @@ class Poller(Closing):
         as long as the broker refuses. Raises CoordinationRefused in the same way if ZooKeeper's access rights do not
         let this consumer work in its group. Also raises ClientError (closed, or called on two threads at once), and
         exceptions of `accept`, on_assigned, on_revoked and on_damaged.
+
+        former: max_messages and timeout by position, as earlier releases allowed; this causes a DeprecationWarning.
         """
+        if former:
+            given = by_position(f"{type(self).__name__}.poll", former, "max_messages", "timeout")
+            max_messages, timeout = given["max_messages"], given.get("timeout", timeout)
         seconds = _checked(max_messages, timeout)
         messages = self._poll(partial(self._core.take, max_messages), seconds) or []
         self._core.under_way = False
         return messages
 
-    def poll_arrow(self, max_messages: int = 65_536, timeout: Duration = 1.0) -> pyarrow.RecordBatch:
+    def poll_arrow(self, *former: Any, timeout: Duration = 1.0, max_messages: int = 65_536) -> pyarrow.RecordBatch:
         """Return the next messages as `poll` does, but as one pyarrow.RecordBatch
         (`metaq.client.records.arrow.SCHEMA`).
 
         The RecordBatch may be empty. If many messages wait at the broker, a batch contains the messages of one answer,
         about `arrow_fetch_bytes` bytes. This method is fast, because no Python code runs for the single messages.
         """
+        if former:
+            given = by_position(f"{type(self).__name__}.poll_arrow", former, "max_messages", "timeout")
+            max_messages, timeout = given["max_messages"], given.get("timeout", timeout)
         from ..records.arrow import EMPTY  # pyarrow is an extra
 
         seconds = _checked(max_messages, timeout)
@@ -78,7 +87,7 @@ class Poller(Closing):
     def __iter__(self) -> Iterator[Message]:
         """Yield messages until close(). A message counts as consumed when the caller requests the next one."""
         while not self._closed:
-            yield from self.poll(1, 1.0)
+            yield from self.poll(max_messages=1, timeout=1.0)
 
     def _poll(self, take: Callable[[], Taken], timeout: float) -> Taken | None:
         """Call `take` until its result is not empty, and return this result. Return None if the result is still empty

@@ -18,6 +18,7 @@ __all__ = [
     "HANDLER_MESSAGES",
     "HELD_LOOK_SECONDS",
     "LARGEST_GET_BYTES",
+    "PAUSED_LOOK_SECONDS",
     "PROOF_SHARE",
     "RECOVERED_PAGE",
     "SENDING_LOOK_SECONDS",
@@ -38,6 +39,10 @@ ALONE_LOOK_SECONDS = 0.05
 """If a message may have killed a process, the worker thread that has the message next gives it to the handler only when
 no other thread of the worker's process is handling a message. This is the number of seconds between two checks whether
 another message is still being handled.
+"""
+PAUSED_LOOK_SECONDS = 0.1
+"""If the user pauses a partition while run() has messages of it that no handler has got yet, the number of seconds
+between two checks whether the user has resumed the partition.
 """
 SUSPECT_MESSAGES = 64
 """If the last owner of a partition has died, the next owner records each of the partition's first messages in ZooKeeper

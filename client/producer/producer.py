@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Self, TypeVar, Unpack, overload
 
 from metaq.coordination.runtime.forks import ForkGuard
 from metaq.coordination.runtime.interrupts import Aside, begin_elsewhere
@@ -25,6 +25,7 @@ from ..runtime.durations import Duration, check_timeout, check_wait, millisecond
 from ..runtime.timers import END_SECONDS, TimeLeft
 from ..runtime.unclosed import Closing
 from ..settings.config import (
+    Compression,
     ProducerConfig,
     check_call_back,
     check_texts,
@@ -44,6 +45,7 @@ from .undelivered import AtExit, Losses
 
 if TYPE_CHECKING:  # rarely used modules are imported when they are first used
     from ..questions.zookeeper_metadata import ZooKeeperMetadata
+    from ..records.health import ProducerHealth
     from ..records.local_store import LocalMessageStore, StoredMessage
     from ..records.message import Message
     from ..serializers.base import Deserializer, Serializer
@@ -82,6 +84,8 @@ class Producer(Closing):
         *,
         selector: PartitionSelector | None = None,
         linger_ms: int | timedelta | None = None,
+        compression: Compression | None = None,
+        producer_group: str | None = None,
         root: str = "/meta",
         default_topic: str | None = None,
         undelivered: LocalMessageStore | None = None,
@@ -95,20 +99,21 @@ class Producer(Closing):
         nodes below the chroot.
 
         selector: chooses the partition for each message without a key (default: all partitions in turn). linger_ms: how
-        long an asynchronous message waits for other messages to share its batch. default_topic: a topic whose
-        partitions are used for messages of topics that no broker publishes yet. Such a message is sent to the broker of
-        one of these partitions, with the partition's number, but under the message's own topic. When the first such
-        message arrives, the broker begins to publish the message's topic, if the broker's server.ini has a topic
-        pattern that matches the name. undelivered: a store in which messages of send_async and produce are saved if
-        they cannot be delivered in time; the producer tries to send the saved messages every recover_interval_seconds.
-        No other producer may use the store, and this producer closes it.
+        long an asynchronous message waits for other messages to share its batch. compression, producer_group: as in
+        ProducerConfig; if one of these three arguments is None, the value in `config` counts. default_topic: a topic
+        whose partitions are used for messages of topics that no broker publishes yet. Such a message is sent to the
+        broker of one of these partitions, with the partition's number, but under the message's own topic. When the
+        first such message arrives, the broker begins to publish the message's topic, if the broker's server.ini has a
+        topic pattern that matches the name. undelivered: a store in which messages of send_async and produce are saved
+        if they cannot be delivered in time; the producer tries to send the saved messages every
+        recover_interval_seconds. No other producer may use the store, and this producer closes it.
 
         Raises ConfigError; CoordinationUnavailable if no ZooKeeper server answers within start_timeout_seconds.
         """
         config = with_moved(config_or_default(config, ProducerConfig), "Producer", moved, "protocol")
         if selector is not None:
             check_selector(selector)
-        self._config = config if linger_ms is None else replace(config, linger_ms=milliseconds_of(linger_ms))
+        self._config = _with_arguments(config, linger_ms, compression, producer_group)
         self._clock = clock
         self._random = random
         self._pool = ConnectionPool(self._config.connection, clock=clock, random=random)
@@ -116,6 +121,8 @@ class Producer(Closing):
         if metadata is None:
             metadata = own = zookeeper_metadata(connect, root, self._config)
         self._metadata = metadata
+        self._own_metadata = own
+        self._of = f"of {connect}" if own is not None else "with metadata of its own"
         self._assemble(selector, default_topic, undelivered, clock, random)
         try:
             if own is not None:
@@ -168,6 +175,8 @@ class Producer(Closing):
         partitions: Mapping[str, int] | None = None,
         selector: PartitionSelector | None = None,
         linger_ms: int | timedelta | None = None,
+        compression: Compression | None = None,
+        producer_group: str | None = None,
         undelivered: LocalMessageStore | None = None,
         config: ProducerConfig | None = None,
         **moved: Unpack[MovedProtocol],
@@ -184,6 +193,8 @@ class Producer(Closing):
         return cls(
             selector=selector,
             linger_ms=linger_ms,
+            compression=compression,
+            producer_group=producer_group,
             undelivered=undelivered,
             config=with_moved(config_or_default(config, ProducerConfig), "Producer.direct", moved, "protocol"),
             metadata=DirectMetadata(parse_address(address), broker_id, partitions or {}),
@@ -578,11 +589,21 @@ class Producer(Closing):
     def _transaction_seconds(self, given: int | timedelta | None) -> int:
         return self._config.transaction_timeout_seconds if given is None else whole_seconds("timeout_seconds", given)
 
-    def cancel(self, result: SendResult, *, timeout: Duration | None = None) -> bool:
+    @overload
+    def cancel(self, result: SendResult, *, timeout: Duration | None = None) -> bool: ...
+
+    @overload
+    def cancel(self, result: Iterable[SendResult], *, timeout: Duration | None = None) -> list[bool]: ...
+
+    def cancel(
+        self, result: SendResult | Iterable[SendResult], *, timeout: Duration | None = None
+    ) -> bool | list[bool]:
         """Cancel a message that was sent with `deliver_at` or `delay`. Return True once the cancellation is stored as
         safely as the message was. Return False if the message was already due; then the message is delivered.
 
-        result: the result of sending the message; another producer may have sent it. timeout: time limit in seconds, by
+        result: the result of sending the message; another producer may have sent it. If it is several results, they are
+        cancelled one after another, and a list of True and False is returned in their order. If this raises an error,
+        some of the messages may be cancelled; you may repeat the call. timeout: time limit in seconds, by
         default delivery_timeout_seconds. Within this time, a broker that cannot be reached is asked again and again.
         Raises MessageNotFound (the broker does not know the message: it was sent to another cluster, or was cancelled
         long ago), ConfigError (the message was not delayed), RequestTimedOut, RequestRefused, BrokerUnavailable.
@@ -592,7 +613,10 @@ class Producer(Closing):
         from .cancelling import cancel_delayed
 
         connect, deadline = self._transacting().calls.connect, self._deadline(timeout)
-        return cancel_delayed(connect, self._pool.follow, result, deadline, self._clock)
+        cancel = partial(cancel_delayed, connect, self._pool.follow, deadline=deadline, clock=self._clock)
+        if isinstance(result, SendResult) or not isinstance(result, Iterable):
+            return cancel(result)
+        return [cancel(each) for each in list(result)]
 
     def partitions(self, topic: str) -> tuple[TopicPartition, ...]:
         """Return the partitions of `topic` that accept messages now, ordered by (broker, partition). The result is
@@ -647,6 +671,25 @@ class Producer(Closing):
         self._closes()
         self._aside.do(self._close, seconds)
         self._tell_losses()
+
+    def health(self) -> ProducerHealth:
+        """Return the producer's state, as far as it knows the state itself. This call asks no server and does not wait;
+        any thread may call it, also after close().
+        """
+        from ..records.health import ProducerHealth
+
+        self._guard.check()
+        return ProducerHealth(
+            None if self._own_metadata is None else self._own_metadata.connected,
+            sorted(map(str, self._pool.down)),
+            self._core.buffered_messages,
+            self._core.buffered_bytes,
+            self._closing,
+        )
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closing else f"{self._core.buffered_messages} messages buffered"
+        return f"<{type(self).__name__} {self._of}, {state}>"
 
     def _end_dropped(self) -> None:
         """Called if the program no longer refers to the producer and has not called close(): wait until all accepted
@@ -722,3 +765,19 @@ def zookeeper_metadata(connect: str, root: str, config: ProducerConfig) -> ZooKe
     )  # not imported with other metadata, so kazoo is not needed then
 
     return ZooKeeperMetadata(connect, root, config.session_timeout_seconds, config=config.connection)
+
+
+def _with_arguments(
+    config: ProducerConfig,
+    linger_ms: int | timedelta | None,
+    compression: Compression | None,
+    producer_group: str | None,
+) -> ProducerConfig:
+    """Return `config` with the values of these arguments of the constructor, except those that are None."""
+    if linger_ms is not None:
+        config = replace(config, linger_ms=milliseconds_of(linger_ms))
+    if compression is not None:
+        config = replace(config, compression=compression)
+    if producer_group is not None:
+        config = replace(config, producer_group=producer_group)
+    return config

@@ -19,6 +19,8 @@ from .building import SendOptions, list_of
 from .outgoing import OnDelivery
 
 if TYPE_CHECKING:
+    from .check_back import Execute, TransactionResult
+    from .own_halves import Check
     from .producer import Producer
 
 __all__ = ["TypedProducer", "TypedSend", "TypedSends"]
@@ -136,6 +138,56 @@ class TypedProducer(TypedSends[T]):
         """Answer a request with a value, as Producer.reply does with a payload."""
         payload = self._serializer.dumps(value)
         return self._producer.reply(request, payload, timeout=timeout, **self._options(options))
+
+    def send_in_transaction(
+        self,
+        topic: str,
+        value: T,
+        *,
+        execute: Execute,
+        check: Check | None = None,
+        group: str | None = None,
+        check_after: Duration | None = None,
+        timeout: Duration | None = None,
+        **options: Unpack[SendOptions],
+    ) -> TransactionResult:
+        """Send one value that consumers see only if local work is committed, as Producer.send_in_transaction does for a
+        payload.
+        """
+        return self._producer.send_in_transaction(
+            topic,
+            self._serializer.dumps(value),
+            execute=execute,
+            check=check,
+            group=group,
+            check_after=check_after,
+            timeout=timeout,
+            **self._options(options),
+        )
+
+    def send_in_transaction_async(
+        self,
+        topic: str,
+        value: T,
+        *,
+        execute: Execute,
+        check: Check | None = None,
+        group: str | None = None,
+        check_after: Duration | None = None,
+        timeout: Duration | None = None,
+        **options: Unpack[SendOptions],
+    ) -> Future[TransactionResult]:
+        """Do what `send_in_transaction` does and return a future, as Producer.send_in_transaction_async does."""
+        return self._producer.send_in_transaction_async(
+            topic,
+            self._serializer.dumps(value),
+            execute=execute,
+            check=check,
+            group=group,
+            check_after=check_after,
+            timeout=timeout,
+            **self._options(options),
+        )
 
     def send_batch_async(
         self, topic: str, values: Iterable[T], *, timeout: Duration | None = None, **options: Unpack[SendOptions]

@@ -174,6 +174,18 @@ class Cluster:
             raise BrokerUnavailable(f"broker {broker_id} is not registered in ZooKeeper: start it")
         return endpoint_at(address)
 
+    @property
+    def config(self) -> ConnectionConfig:
+        """The settings of connections to brokers."""
+        return self._config
+
+    def look_again(self) -> None:
+        """Forget the addresses of brokers that `endpoint` has read, and connections that have ended. Call this before
+        each task if the Cluster lives so long that brokers may restart or move meanwhile.
+        """
+        self._brokers = None
+        self._pool.forget_ended()
+
     def connection(self, broker_id: int) -> Connection:
         """Return a connection to the master of `broker_id`. Raises BrokerUnavailable."""
         return self._pool.connection(self.endpoint(broker_id), self._config.connect_timeout_seconds)

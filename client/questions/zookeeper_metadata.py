@@ -67,6 +67,11 @@ class ZooKeeperMetadata:
         """Connect to ZooKeeper. Raises CoordinationUnavailable if no server answers within `timeout` seconds."""
         self._session.start(timeout)
 
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection to ZooKeeper now."""
+        return self._session.connected
+
     def view(self, topic: str) -> TopicView:
         found = self._views.get(topic)
         if found is not None:

@@ -27,8 +27,8 @@ class Avro:
 
     def __init__(self, schema: Any, *older: Any) -> None:
         """schema: the schema with which values are written, and to which values are converted when they are read. Pass
-        the schema as a Python object with the structure of Avro's JSON. older: schemas that were used earlier to write
-        values.
+        the schema as Avro's JSON text, such as the content of an .avsc file, or as a Python object with the structure
+        of this JSON. older: schemas that were used earlier to write values.
 
         Raises ConfigError if fastavro is not installed, or a schema is wrong.
         """
@@ -41,7 +41,7 @@ class Avro:
         self._writers: dict[bytes, Any] = {}
         for each in (*older, schema):
             try:
-                parsed = fastavro.parse_schema(each)
+                parsed = fastavro.parse_schema(_from_text(each))
                 canonical = schemas.to_parsing_canonical_form(parsed)
             except Exception as error:  # fastavro raises errors of many types
                 raise ConfigError("schema", repr(each), f"is no Avro schema: {error}") from error
@@ -68,6 +68,16 @@ class Avro:
                 "name that schema, too: Avro(newest, older)"
             )
         return self._fastavro.schemaless_reader(BytesIO(payload[_START:]), writer, self._schema)
+
+
+def _from_text(schema: Any) -> Any:
+    """Return a schema as a Python object. A text that is no JSON object, list or string is the name of a type. Raises
+    ValueError.
+    """
+    import simplejson  # most programs use no Avro
+
+    is_json = isinstance(schema, str) and schema.lstrip()[:1] in ("{", "[", '"')
+    return simplejson.loads(schema) if is_json else schema
 
 
 def _fingerprint(schemas: Any, canonical: str) -> bytes:

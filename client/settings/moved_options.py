@@ -1,15 +1,16 @@
 """Accept arguments that constructors and methods had in earlier releases. These arguments are settings of a
-configuration object now. Until the next release such an argument still has its effect, and causes a DeprecationWarning.
+configuration object now, or are passed by keyword. Until the next release such an argument still has its effect, and
+causes a DeprecationWarning.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypedDict, TypeVar
 
-__all__ = ["MovedProtocol", "with_moved"]
+__all__ = ["MovedProtocol", "by_position", "with_moved"]
 
 _Config = TypeVar("_Config")
 
@@ -51,3 +52,21 @@ def with_moved(config: _Config, caller: str, given: Mapping[str, object], *moved
         else:
             changed = replace(changed, **{name: value})
     return changed  # type: ignore[no-any-return]
+
+
+def by_position(caller: str, given: Sequence[object], *names: str) -> dict[str, Any]:
+    """Return, by name, the arguments that a user has passed by position although they are passed by keyword now. given:
+    the positional arguments that have no place any more. names: the arguments that had these places formerly, in order.
+    caller: the name of the method that the user has called; this method must call the function itself (see
+    `with_moved`). Raises TypeError for more arguments than there were, as Python does.
+    """
+    if len(given) > len(names):
+        raise TypeError(f"{caller}() takes no further positional arguments: {given[len(names)]!r:.80}")
+    found = dict(zip(names, given, strict=False))
+    keywords = ", ".join(f"{name}={value!r:.80}" for name, value in found.items())
+    warnings.warn(
+        f"{caller}() takes {' and '.join(found)} by keyword from the next release on: write {caller}({keywords})",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    return found

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from metaq.coordination.runtime.forks import ForkGuard
 from metaq.coordination.runtime.interrupts import Aside, BackgroundThread, Bells, begin_elsewhere
@@ -46,7 +46,7 @@ from ..settings.config import (
     config_or_default,
 )
 from ..settings.consumer_config import MovedLease, SharedConfig, check_tags, check_where
-from ..settings.moved_options import with_moved
+from ..settings.moved_options import by_position, with_moved
 from ..transport.metadata import LentMetadata, Metadata
 from ..transport.pool import ConnectionPool
 from . import tuning
@@ -179,6 +179,11 @@ class SharedConsumer(Closing):
             self._abandon()
             raise
 
+    def __repr__(self) -> str:
+        topics = ", ".join(self.topics[:3]) + (", …" if len(self.topics) > 3 else "")
+        closed = ": closed" if self._closed else ""
+        return f"<SharedConsumer {self.member} of the group {self.group}, {topics}{closed}>"
+
     def _abandon(self) -> None:
         """End threads and connections after the constructor has failed or was interrupted. This method may be called
         again.
@@ -189,7 +194,7 @@ class SharedConsumer(Closing):
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
-    def poll(self, timeout: Duration = 1.0, max_messages: int = 1) -> list[SharedMessage]:
+    def poll(self, timeout: Duration = 1.0, *former: Any, max_messages: int = 1) -> list[SharedMessage]:
         """Return at most `max_messages` messages, the most urgent first. The call returns as soon as there is a
         message, or with [] after `timeout` seconds.
 
@@ -197,7 +202,11 @@ class SharedConsumer(Closing):
         Raises RequestRefused if a broker's version cannot lease messages, SharedRefused if a broker leases nothing to
         this member (for example because the group has other filters), AccessRefused if a broker refuses to lease
         messages or to log the user in, and ClientError if this consumer is closed.
+
+        former: max_messages by position, as earlier releases allowed; this causes a DeprecationWarning.
         """
+        if former:
+            max_messages = by_position("SharedConsumer.poll", former, "max_messages")["max_messages"]
         check_number("max_messages", max_messages, most=INT32_MAX)
         seconds = check_wait("timeout", timeout)
         return self._take(max_messages, self._clock() + seconds, keep=False)

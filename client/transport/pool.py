@@ -132,6 +132,15 @@ class ConnectionPool:
                 self._core.drop(link)
             _close(link)
 
+    def forget_ended(self) -> None:
+        """Forget the connections that have ended and the brokers that could not be reached, so that the next call for
+        such a broker connects at once instead of raising the earlier error.
+        """
+        now = self._clock()
+        for link in list(self._core.links.values()):
+            if link.cause or (link.connection is not None and link.connection.notice_end(now) is not None):
+                self.forget(link.endpoint)
+
     def follow(self, error: MetaqError) -> float | None:
         """Process the error with which a request has ended. If the request failed only because another node leads the
         broker set, return the seconds to wait before the request is sent again. Return None if it failed for another

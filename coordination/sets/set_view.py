@@ -66,6 +66,14 @@ class SetView:
         """
         return self.era, self.zxid
 
+    @property
+    def is_led(self) -> bool:
+        """Whether the node that the state names as the leader is present, and is the node to which clients send their
+        messages.
+        """
+        leader = self.nodes.get(self.state.leader) if self.state else None
+        return leader is not None and self.master is not None and self.master.url == leader.url
+
     def role(self, name: str) -> str:
         """Return the role of the node `name` according to the state: `leader`, `in-sync` or `out of sync`."""
         if self.state is None:

@@ -203,7 +203,7 @@ class Stamps:
         a message is missing LATE_SECONDS after the last message was sent.
         """
         while self._all_sent_ns is None or tally.messages < self._sent:
-            messages = reader.poll(POLL_MESSAGES, POLL_SECONDS)
+            messages = reader.poll(max_messages=POLL_MESSAGES, timeout=POLL_SECONDS)
             now = self._run.clock_ns()
             for message in messages:
                 if len(message.payload) >= STAMP_BYTES:

@@ -26,7 +26,7 @@ from .cluster_access import open_cluster, open_session
 from .options import Parsed, json_option, zk_option
 from .output import echo, moment, print_json, say, show
 from .servers import wait_until
-from .set_look import SetLook, Told, ask_nodes, connected, is_led, look_at_sets, told_differences
+from .set_look import SetLook, Told, ask_nodes, connected, look_at_sets, told_differences
 from .tables import print_table
 
 __all__ = ["elect_node", "forget_broker_set", "hand_over_set", "list_sets", "prefer_node"]
@@ -195,7 +195,7 @@ def hand_over_set(broker_set: int, target: str | None, zk: str, as_json: bool) -
     """
     with open_session(zk) as session:
         view = _view(session, broker_set)
-        if view.state is None or not is_led(view):
+        if view.state is None or not view.is_led:
             raise CoordinationError(f"no leader in broker set {broker_set}: start an in-sync node of it")
         before = view.state
         if target == before.leader:
@@ -221,7 +221,7 @@ def _await_leader(session: ZkSession, broker_set: int, epoch: int) -> SetState:
 
     def led() -> bool:
         found[0] = read_set(session, broker_set)
-        return found[0].state is not None and found[0].state.epoch > epoch and is_led(found[0])
+        return found[0].state is not None and found[0].state.epoch > epoch and found[0].is_led
 
     if not wait_until(led, time.monotonic() + ELECTION_SECONDS):
         raise CoordinationError(

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 
 import click
 
-from metaq.client.questions.partition_bounds import read_stats
-from metaq.client.records.results import TopicPartition
-from metaq.client.settings.config import ConnectionConfig
-from metaq.client.transport.connection import Endpoint, open_connection
-from metaq.coordination.brokers.cluster_view import BrokerAddress, BrokerNodes
-from metaq.coordination.sets.set_view import read_sets
-from metaq.protocol.errors import MetaqError
+from metaq.client.admin.broker_admin import BrokerAdmin
 
 from .broker_sets import elect_node, forget_broker_set, hand_over_set, list_sets, prefer_node
-from .cluster_access import open_cluster, open_session, tell_empty
+from .cluster_access import open_cluster, tell_empty
 from .moving import drain_broker
 from .options import json_option, zk_option
 from .output import show
-from .set_look import is_led
 
 __all__ = ["brokers"]
-
-_FIELDS = ("broker", "role", "node", "address", "topics", "partitions", "config_checksum", "version")
-
-MAX_ASKED = 16
-"""The command asks at most this number of brokers for their version at the same time."""
 
 
 @click.group()
@@ -60,54 +47,14 @@ def list_brokers(zk: str, as_json: bool) -> None:
       metaq brokers list --zk 127.0.0.1:2181
     """
     with open_cluster(zk) as cluster:
-        partitions = [each for topic in cluster.topics() for each in cluster.partitions(topic)]
-        registered = cluster.view.brokers()
-        checksums = dict(zip(registered, cluster.view.config_checksums(list(registered)), strict=True))
-        addresses = [each for nodes in registered.values() for each in (nodes.master, *nodes.slaves) if each]
-        gone = cluster.view.absent_brokers(registered)
+        found = [asdict(each) for each in BrokerAdmin(cluster).list()]
         tell_empty(cluster)
-    with open_session(zk) as session:
-        views = read_sets(session)
-    leaders = {broker_id: view.state.leader for broker_id, view in views.items() if view.state and is_led(view)}
-    with ThreadPoolExecutor(MAX_ASKED) as pool:
-        versions = pool.map(_version, addresses)
-        found = [
-            {
-                **_summary(address, partitions, leaders),
-                "config_checksum": checksums[address.broker_id] if address.slave_id is None else None,
-                "version": version,
-            }
-            for address, version in zip(addresses, versions, strict=True)
-        ]
-    found += [dict.fromkeys(_FIELDS) | {"broker": each, "role": "gone"} for each in gone]
     columns = ("BROKER", "ROLE", "NODE", "ADDRESS", "TOPICS", "PARTITIONS", "CONFIG", "VERSION")
     named = {"broker", "config_checksum"}  # these numbers identify something, so their digits are not grouped
     rows = [
         [str(value) if name in named and value is not None else value for name, value in each.items()] for each in found
     ]
     show(as_json, found, columns, rows)
-
-
-def _version(address: BrokerAddress) -> str | None:
-    """Return the version that the broker process at this address reports, or None if the process does not answer."""
-    try:
-        connection = open_connection(Endpoint(address.host, address.port), ConnectionConfig())
-    except MetaqError:
-        return None
-    connection.close()
-    return connection.peer_version
-
-
-def _summary(address: BrokerAddress, partitions: list[TopicPartition], leaders: Mapping[int, str]) -> dict[str, object]:
-    mine = [each for each in partitions if each.broker == address.broker_id]
-    return {
-        "broker": address.broker_id,
-        "role": "master" if address.slave_id is None else f"slave {address.slave_id}",
-        "node": leaders.get(address.broker_id) if address.slave_id is None else None,
-        "address": f"{address.host}:{address.port}",
-        "topics": len({each.topic for each in mine}),
-        "partitions": len(mine),
-    }
 
 
 @brokers.command("describe")
@@ -122,17 +69,13 @@ def describe_broker(zk: str, as_json: bool, broker: int) -> None:
       metaq brokers describe 0
     """
     with open_cluster(zk) as cluster:
-        (registered,) = cluster.view.config_checksums([broker])
-        slaves = cluster.view.brokers().get(broker, BrokerNodes(None)).slaves
-        connection = cluster.connection(broker)
-        figures = {name: value for name, _, value in (line.partition(" ") for line in read_stats(connection))}
-        frames = connection.speaks_frames
+        found = BrokerAdmin(cluster).describe(broker)
     figures = {
-        "address": str(connection.endpoint),
-        "protocol": "frames" if frames else "text",
-        "slaves": " ".join(f"{each.slave_id}={each.host}:{each.port}" for each in slaves),
-        "registered_checksum": "" if registered is None else str(registered),
-        **figures,
+        "address": found.address,
+        "protocol": found.protocol,
+        "slaves": " ".join(f"{number}={address}" for number, address in found.slaves.items()),
+        "registered_checksum": "" if found.registered_checksum is None else str(found.registered_checksum),
+        **found.figures,
     }
     show(as_json, figures, ("NAME", "VALUE"), list(figures.items()))
 

@@ -1,39 +1,32 @@
-"""Connect a command to the cluster that `--zk` names, or to one broker, and report brokers that are not registered or
-do not answer.
+"""Connect a command to the cluster that `--zk` names, or to one broker, and report brokers that are not registered.
 
 A command waits for ZooKeeper for at most `--zk-timeout`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from metaq.client.questions.cluster import Cluster
-from metaq.client.questions.sources import Survey
-from metaq.client.records.results import TopicPartition
 from metaq.client.settings.config import ConnectionConfig
-from metaq.client.settings.profile import PROFILE
 from metaq.client.transport.connection import Connection, Endpoint, open_connection
 from metaq.client.transport.wire import UNIX
 from metaq.client.transport.zookeeper import zk_session
 from metaq.coordination.brokers.cluster_view import BrokerAddress, BrokerNodes
 from metaq.coordination.session.zk_session import ZkSession
 from metaq.coordination.sets.set_view import SetView
-from metaq.protocol.errors import BrokerUnavailable, CoordinationError, MetaqError, NoPartition, TlsFailed
+from metaq.protocol.errors import BrokerUnavailable, NoPartition, TlsFailed
 
 from .options import ZK_TIMEOUT_SECONDS, Parsed, with_options, zk_option
 from .output import echo
 
 __all__ = [
     "Target",
-    "ask_brokers",
-    "check_complete",
     "naming_topics",
     "open_cluster",
     "open_session",
@@ -41,12 +34,8 @@ __all__ = [
     "target_options",
     "tell_absent",
     "tell_empty",
-    "tell_silent",
-    "without",
     "zk_timeout",
 ]
-
-_T = TypeVar("_T")
 
 
 def zk_timeout() -> float:
@@ -72,38 +61,6 @@ def open_session(zk: str) -> Iterator[ZkSession]:
     with closing(zk_session(zk)) as session:
         session.start(zk_timeout())
         yield session
-
-
-def ask_brokers(
-    cluster: Cluster, brokers: Iterable[int], question: Callable[[Connection, int], _T]
-) -> tuple[dict[int, _T], dict[int, str]]:
-    """Ask brokers a question. Return two mappings with broker ids as keys: the answers, and the reasons why brokers did
-    not answer (for `tell_silent`).
-
-    question: a function that gets a connection to a broker and the broker's id, and returns the answer. Raises
-        CoordinationError.
-    """
-    found: dict[int, _T] = {}
-    silent: dict[int, str] = {}
-    for each in brokers:
-        try:
-            found[each] = cluster.ask(TopicPartition("", each, -1), partial(_asked, question, each))
-        except CoordinationError:
-            raise
-        except MetaqError as error:
-            silent[each] = str(error)
-    return found, silent
-
-
-def _asked(question: Callable[[Connection, int], _T], broker: int, connection: Connection) -> _T:
-    return question(connection, broker)
-
-
-def tell_silent(silent: Mapping[int, str]) -> None:
-    """Raise BrokerUnavailable if any broker did not answer. silent: the second result of `ask_brokers`."""
-    if silent:
-        told = "; ".join(f"broker {broker_id}: {why}" for broker_id, why in silent.items())
-        raise BrokerUnavailable(f"the data of these brokers is missing: {told}: start them, and try again")
 
 
 @contextmanager
@@ -135,28 +92,6 @@ def tell_empty(cluster: Cluster) -> None:
     """
     if not cluster.view.broker_ids():
         echo(f"metaq: no broker is registered at {cluster.zookeeper}: start one, or name another --zk", err=True)
-
-
-def without(silent: Mapping[int, str], partitions: Iterable[TopicPartition]) -> str:
-    """Return a sentence for an error text, which names those of `partitions` whose brokers do not answer.
-    silent: by broker id, the reason why a broker did not answer.
-    """
-    missing = ", ".join(f"{each.topic} {each}" for each in partitions if each.broker in silent)
-    reasons = "; ".join(f"broker {broker_id} {reason}" for broker_id, reason in silent.items())
-    remedy = "start that broker, or correct its hostName"
-    if "TLS" in reasons:  # it listens, but one side does not accept the other
-        remedy = f"check the profile that {PROFILE} names, and the broker's security.ini (docs/security.md)"
-    return f"{reasons}: {missing} missing: {remedy}"
-
-
-def check_complete(survey: Survey, partitions: Sequence[TopicPartition]) -> None:
-    """Raise BrokerUnavailable if the data about these partitions is incomplete, because brokers do not answer or have
-    refused a request.
-    """
-    told = [without(survey.silent, partitions)] if survey.silent else []
-    told += [f"{each.topic} {each} is unknown: {why}" for each, why in survey.refused.items()]
-    if told:
-        raise BrokerUnavailable("; ".join(told))
 
 
 # --- one broker -------------------------------------------------------------------------------------------------------

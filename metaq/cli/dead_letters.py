@@ -11,13 +11,13 @@ from typing import Any
 
 import click
 
+from metaq.client.admin.known import check_known_group
 from metaq.client.browsing.dead_letters import DeadLetter, DeadLetters, Redriven, RedriveTo
 from metaq.protocol.errors import MessageNotFound
 from metaq.protocol.own_topics import retry_topic
 from metaq.protocol.topic_partition import TopicPartition
 
 from .cluster_access import open_cluster, tell_absent, zk_timeout
-from .known import check_known_group
 from .options import GROUP, TIME, Parsed, confirm, dry_run_option, json_option, with_options, yes_option, zk_option
 from .output import counted, echo, field_text, message_fields, show
 

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from functools import partial
-from heapq import merge
-from itertools import islice
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import click
 
-from metaq.client.producer.cancelling import cancel_at
+from metaq.client.admin.delayed_admin import DelayedAdmin, DelayedMessage, brokers_to_ask
 from metaq.client.questions.cluster import Cluster
-from metaq.client.questions.delayed import WaitingMessage, each_delayed, list_delayed
 from metaq.client.records.results import TopicPartition
-from metaq.client.transport.connection import Connection
-from metaq.protocol.delays import Cancelled, due_ms
+from metaq.protocol.delays import Cancelled
 from metaq.protocol.errors import ClientError
 
-from .cluster_access import ask_brokers, open_cluster, tell_absent, tell_silent
-from .known import check_known_topic
+from .cluster_access import open_cluster, tell_absent
 from .options import PARTITION, STORED_TOPIC, PartitionName, confirm, dry_run_option, json_option, yes_option, zk_option
 from .output import counted, preview_fields, say, show
 
@@ -44,15 +37,11 @@ _topic_option = click.option("--topic", "-t", type=STORED_TOPIC, help="Of this t
 _broker_option = click.option("--broker", type=click.IntRange(0), help="Ask this broker only; by default all.")
 
 
-def asked_brokers(cluster: Cluster, broker: int | None) -> list[int]:
-    """Return the ids of the brokers to ask: only `broker` if it is given, otherwise all registered brokers. If `broker`
-    is not given, also report absent brokers on stderr. Raises the errors of `Cluster.endpoint`.
-    """
-    if broker is not None:
-        cluster.endpoint(broker)
-        return [broker]
-    tell_absent(cluster)
-    return sorted(number for number, nodes in cluster.view.brokers().items() if nodes.master is not None)
+def asked_brokers(cluster: Cluster, broker: int | None) -> Sequence[int]:
+    """Return what `brokers_to_ask` returns. If `broker` is not given, also report absent brokers on stderr."""
+    if broker is None:
+        tell_absent(cluster)
+    return brokers_to_ask(cluster, broker)
 
 
 @delayed.command("count")
@@ -70,28 +59,13 @@ def count_delayed(zk: str, topic: str | None, broker: int | None, as_json: bool)
     Example
       metaq delayed count --topic orders
     """
-    counts: Counter[str] = Counter()
-    late: Counter[str] = Counter()
-    why: dict[str, str] = {}
     with open_cluster(zk) as cluster:
-        found, silent = ask_brokers(
-            cluster, asked_brokers(cluster, broker), lambda connection, _: list_delayed(connection, topic or "", 0)
-        )
-        for each, page in found.items():
-            counts.update({name: count for name, count in page.topics.items() if topic in (None, name)})
-            for place, said in page.late.items():
-                name = place.rpartition("-")[0]
-                if topic in (None, name):
-                    late[name] += int(said["count"])
-                    why[name] = f"{each}-{place.rpartition('-')[2]}: {said['why']}"
-        if topic is not None and not counts:
-            check_known_topic(cluster, topic)
-    rows = [
-        {"topic": name, "count": count, "late": late[name], "why": why.get(name)}
-        for name, count in sorted(counts.items())
-    ]
+        if broker is None:
+            tell_absent(cluster)
+        found = DelayedAdmin(cluster).count(topic=topic, broker=broker)
+    rows = [asdict(each) for each in found.topics]
     show(as_json, rows, ("TOPIC", "COUNT", "LATE", "WHY"), (tuple(row.values()) for row in rows))
-    tell_silent(silent)
+    found.check_complete()
 
 
 @delayed.command("list")
@@ -110,29 +84,20 @@ def list_of_delayed(zk: str, topic: str | None, broker: int | None, limit: int, 
       metaq delayed list --topic orders --limit 20
     """
     with open_cluster(zk) as cluster:
-        found, silent = ask_brokers(
-            cluster,
-            asked_brokers(cluster, broker),
-            lambda connection, _: list(each_delayed(connection, topic or "", limit)),
-        )
-        each_broker = (_each(*answer) for answer in found.items())
-        chosen = list(islice(merge(*each_broker, key=lambda pair: pair[1].due), limit))
-        if topic is not None and not chosen:
-            check_known_topic(cluster, topic)
+        if broker is None:
+            tell_absent(cluster)
+        found = DelayedAdmin(cluster).list(topic=topic, broker=broker, limit=limit)
     columns = ("ID", "TOPIC", "PARTITION", "DUE", "TAKEN", "BYTES", "KEYS", "PAYLOAD")
-    show(as_json, [_json(*pair) for pair in chosen], columns, (_row(*pair) for pair in chosen))
-    tell_silent(silent)
+    show(as_json, [_json(each) for each in found.messages], columns, (_row(each) for each in found.messages))
+    found.check_complete()
 
 
-def _each(broker: int, messages: Sequence[WaitingMessage]) -> Iterator[tuple[int, WaitingMessage]]:
-    return ((broker, message) for message in messages)
-
-
-def _json(broker: int, message: WaitingMessage) -> dict[str, Any]:
+def _json(found: DelayedMessage) -> dict[str, Any]:
+    message = found.message
     return {
         "id": message.id,
         "topic": message.topic,
-        "partition": f"{broker}-{message.partition}",
+        "partition": str(found.partition),
         "due": message.due.isoformat(timespec="milliseconds"),
         "taken": None if message.taken is None else message.taken.isoformat(timespec="milliseconds"),
         "bytes": message.size,
@@ -140,8 +105,8 @@ def _json(broker: int, message: WaitingMessage) -> dict[str, Any]:
     }
 
 
-def _row(broker: int, message: WaitingMessage) -> tuple[object, ...]:
-    number, *others, keys, payload = _json(broker, message).values()
+def _row(found: DelayedMessage) -> tuple[object, ...]:
+    number, *others, keys, payload = _json(found).values()
     return (str(number), *others, " ".join(keys), payload)  # users copy the number: do not group it by thousands
 
 
@@ -168,10 +133,8 @@ def cancel_delayed(
     place = TopicPartition(topic, partition.broker_id, partition.partition)
     if not dry_run:
         confirm(f"Cancel {counted(len(ids), 'delayed message')} of {topic} {partition}?", yes=yes)
-    question = _would_cancel if dry_run else cancel_at
     with open_cluster(zk) as cluster:
-        check_known_topic(cluster, topic)
-        states = {each: cluster.ask(place, partial(question, partition=place, message_id=each)) for each in ids}
+        states = DelayedAdmin(cluster).cancel(place, ids, dry_run=dry_run)
     said = {**_SAID, Cancelled.CANCELLED: "would be cancelled"} if dry_run else _SAID
     shown = {each: _WAITING if dry_run and state is Cancelled.CANCELLED else state for each, state in states.items()}
     say(as_json, shown, "\n".join(f"{each}: {said[state]}" for each, state in states.items()))
@@ -179,17 +142,6 @@ def cancel_delayed(
     if left:
         verb = "would not be" if dry_run else "is not" if left == 1 else "are not"
         raise ClientError(f"{left} of {counted(len(ids), 'message')} {verb} cancelled")
-
-
-def _would_cancel(connection: Connection, partition: TopicPartition, message_id: int) -> Cancelled:
-    """Return the result that `cancel_at` would have, without cancelling the message. There is one difference: for a
-    message that was cancelled earlier, this function returns that the message does not wait.
-    """
-    page = list_delayed(connection, limit=1, after=message_id - 1)  # messages are in the order of their ids
-    for each in page.messages:
-        if (each.id, each.topic, each.partition) == (message_id, partition.topic, partition.partition):
-            return Cancelled.CANCELLED
-    return Cancelled.LATE if due_ms(message_id) <= time.time() * 1000 else Cancelled.UNKNOWN
 
 
 _WAITING = "waiting"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from metaq.client.admin.completeness import without
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.partition_bounds import partition_bounds
 from metaq.client.questions.places import Position, offset_in
@@ -21,7 +22,6 @@ from metaq.client.transport.connection import Connection
 from metaq.protocol.errors import BrokerUnavailable, CorruptRecord
 from metaq.protocol.where import Where
 
-from .cluster_access import without
 from .options import PartitionName
 
 __all__ = ["Wanted", "read_topic"]

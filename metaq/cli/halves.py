@@ -14,6 +14,8 @@ from typing import Any
 
 import click
 
+from metaq.client.admin.completeness import ask_brokers, tell_silent
+from metaq.client.admin.known import check_known_topic
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.waiting_halves import WaitingHalf, each_half, end_half, find_half, list_halves
 from metaq.client.records.message import Message
@@ -23,9 +25,8 @@ from metaq.protocol.errors import ClientError, MessageNotFound
 from metaq.protocol.half_messages import HalfOutcome, HalfState
 from metaq.protocol.limits import MAX_LISTED_HALVES
 
-from .cluster_access import ask_brokers, open_cluster, tell_silent
+from .cluster_access import open_cluster
 from .delayed import asked_brokers
-from .known import check_known_topic
 from .options import PARTITION, STORED_TOPIC, PartitionName, confirm, dry_run_option, json_option, yes_option, zk_option
 from .output import counted, echo, field_text, message_fields, preview_fields, say, show
 

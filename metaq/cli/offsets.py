@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy as copied
 from functools import partial
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 import click
 
-from metaq.client.questions.cluster import Cluster
-from metaq.client.questions.partition_bounds import partition_bounds
+from metaq.client.admin.offset_admin import CopiedOffset, OffsetAdmin, StoredOffset, stored_offsets
 from metaq.client.records.results import TopicPartition
-from metaq.client.runtime.nearest import did_you_mean
-from metaq.coordination.offsets.offset_store import Offset
 from metaq.coordination.offsets.sql_offset_store import SqlOffsetStore
 from metaq.protocol.errors import ClientError, ConfigError
 
 from .cluster_access import open_cluster, tell_absent
-from .groups import check_groups, left_out, seek_group, tell_left_out
+from .groups import seek_group
 from .options import GROUP, PARTITION, TOPIC, PartitionName, dry_run_option, json_option, zk_option
 from .output import show
 from .user_input import read_password
@@ -60,15 +57,6 @@ offsets.add_command(_as_here(seek_group), "seek")
 # --- show -------------------------------------------------------------------------------------------------------------
 
 
-class Shown(NamedTuple):
-    """One stored offset of a group in one partition, as `metaq offsets show` prints it."""
-
-    group: str
-    partition: TopicPartition
-    offset: Offset
-    owner: str | None
-
-
 @offsets.command("show")
 @zk_option
 @json_option
@@ -99,16 +87,11 @@ def show_offsets(
         found = _stored_in_sql(sql, sql_password_file, topic, group, only)
     else:
         with open_cluster(zk) as cluster:
-            if group is not None:
-                check_groups(cluster, [group])
-            groups = cluster.view.groups() if group is None else [group]
-            found = [row for name in groups for row in _stored(cluster, name, topic, only)]
-            if topic is not None and not found:
-                _check_topic(cluster, topic, groups)
+            found = OffsetAdmin(cluster).list(group=group, topic=topic, partitions=list(map(str, only)))
     if not found and (group is not None or topic is not None or only):
         raise ClientError("no such offset is stored: `metaq offsets show` alone lists all that are")
     rows = [
-        (each.group, each.partition.topic, str(each.partition), each.offset.offset, each.offset.message_id, each.owner)
+        (each.group, each.partition.topic, str(each.partition), each.offset, each.message_id, each.owner)
         for each in found
     ]
     names = ("group", "topic", "partition", "offset", "message_id", "owner")
@@ -117,61 +100,18 @@ def show_offsets(
     show(as_json, [dict(zip(names, row, strict=True)) for row in rows], columns, cells)
 
 
-def _check_topic(cluster: Cluster, topic: str, groups: Sequence[str]) -> None:
-    known = {each for group in groups for each in cluster.view.committed_topics(group)}
-    if topic not in known:
-        near = did_you_mean(topic, known, "`metaq offsets show` alone lists all that are")
-        raise ClientError(f"no offset of topic {topic!r} is stored: {near}")
-
-
-def _stored(cluster: Cluster, group: str, topic: str | None, only: Sequence[PartitionName]) -> list[Shown]:
-    found = []
-    for name in cluster.view.committed_topics(group):
-        if topic not in (None, name):
-            continue
-        owners = cluster.owners(group, name)
-        partitions = [
-            TopicPartition.parse(name, each)
-            for each in cluster.view.committed_partitions(group, name)
-            if not only or each in map(str, only)
-        ]
-        stored = cluster.committed_many(group, partitions)
-        found += _shown(group, partitions, stored, owners)
-    return found
-
-
-def _shown(
-    group: str, partitions: Sequence[TopicPartition], stored: Sequence[Offset | None], owners: Mapping[str, str]
-) -> list[Shown]:
-    return [
-        Shown(group, partition, offset, owners.get(str(partition)))
-        for partition, offset in zip(partitions, stored, strict=True)
-        if offset is not None
-    ]
-
-
 def _stored_in_sql(
     url: str, password_file: str | None, topic: str | None, group: str | None, only: Sequence[PartitionName]
-) -> list[Shown]:
+) -> Sequence[StoredOffset]:
     if topic is None or group is None or not only:
         raise ConfigError("--sql", "…", "names no offset by itself: add --topic, --group and --partition")
     partitions = [TopicPartition(topic, *name) for name in only]
     password = None if password_file is None else read_password(password_file, "--sql-password-file")
     stored = sql_store("--sql", url, password).load_many(group, [(topic, str(each)) for each in partitions])
-    return _shown(group, partitions, stored, {})
+    return stored_offsets(group, partitions, stored, {})
 
 
 # --- copy -------------------------------------------------------------------------------------------------------------
-
-
-class Copied(NamedTuple):
-    """One offset to copy, and the result of copying it."""
-
-    group: str
-    source: TopicPartition
-    target: TopicPartition
-    offset: int | None
-    result: str
 
 
 @offsets.command("copy")
@@ -210,42 +150,22 @@ def copy(
     """
     if end < start:
         raise ConfigError("--end", end, f"is before --start={start}: name the last partition, inclusive")
-    sources = [TopicPartition(topic, source, start + n) for n in range(end - start + 1)]
-    targets = [TopicPartition(topic, target, target_start + n) for n in range(end - start + 1)]
-    if set(sources) & set(targets):
-        raise ConfigError("--target-start", target_start, "makes a partition source and target: choose another range")
-    rows: list[Copied] = []
     with open_cluster(zk) as cluster:
-        for group in only or cluster.view.groups():
-            rows += _copy_group(cluster, group, sources, targets, dry_run)
-    found = [{**each._asdict(), "source": str(each.source), "target": str(each.target)} for each in rows]
+        rows = OffsetAdmin(cluster).copy(
+            topic, source, target, range(start, end + 1), target_start=target_start, groups=only, dry_run=dry_run
+        )
+    found = [_copied(each, "would be copied" if dry_run else "copied") for each in rows]
     show(as_json, found, ("GROUP", "FROM", "TO", "OFFSET", "RESULT"), [tuple(each.values()) for each in found])
 
 
-def _copy_group(
-    cluster: Cluster,
-    group: str,
-    sources: Sequence[TopicPartition],
-    targets: Sequence[TopicPartition],
-    dry_run: bool,
-) -> list[Copied]:
-    """Copy the offsets of one group. The result does not contain partitions in which the group has never committed an
-    offset.
-    """
-    pairs = zip(sources, cluster.committed_many(group, sources), strict=True)
-    there = zip(targets, cluster.committed_many(group, targets), strict=True)
-    rows, wanted = [], {}
-    for (source, offset), (target, existing) in zip(pairs, there, strict=True):
-        if offset is None:
-            continue
-        if existing is None:
-            wanted[target] = offset
-            rows.append(Copied(group, source, target, offset.offset, "would be copied" if dry_run else "copied"))
-        else:
-            rows.append(Copied(group, source, target, existing.offset, "there already"))
-    if not dry_run:
-        cluster.commit(group, wanted)
-    return rows
+def _copied(each: CopiedOffset, done: str) -> dict[str, object]:
+    return {
+        "group": each.group,
+        "source": str(each.source),
+        "target": str(each.target),
+        "offset": each.offset,
+        "result": done if each.copied else "there already",
+    }
 
 
 # --- skip -------------------------------------------------------------------------------------------------------------
@@ -267,26 +187,13 @@ def skip(zk: str, as_json: bool, dry_run: bool, topic: str, only: tuple[Partitio
       metaq offsets skip audit --topic trades --partition 0-3
     """
     with open_cluster(zk) as cluster:
-        check_groups(cluster, [group])
-        chosen = cluster.choose_partitions(topic, [TopicPartition(topic, *name) for name in only])
-        owners = cluster.owners(group, topic)
-        owned = [f"{each} by {owners[str(each)]}" for each in chosen if str(each) in owners]
-        if owned:
-            raise ClientError(f"group {group!r} reads {', '.join(owned)}: stop these consumers first")
-        ends = {each: cluster.ask(each, partial(partition_bounds, partition=each)).end for each in chosen}
+        found = OffsetAdmin(cluster).skip(group, topic, partitions=map(str, only), dry_run=dry_run)
         if not only:
             tell_absent(cluster, "left as it is")
-        left = [] if only else left_out(cluster, group, topic, chosen)
-        before = cluster.committed_many(group, chosen)
-        if not dry_run:
-            cluster.commit(group, ends)
-    rows = [
-        {"partition": str(each), "from": old and old.offset, "to": ends[each]}
-        for each, old in zip(chosen, before, strict=True)
-    ]
+    rows = [{"partition": str(each.partition), "from": each.before, "to": each.offset} for each in found.partitions]
     value = {"group": group, "topic": topic, "dry_run": dry_run, "partitions": rows}
     show(as_json, value, ("PARTITION", "FROM", "WOULD BE" if dry_run else "TO"), [tuple(row.values()) for row in rows])
-    tell_left_out(group, topic, left)
+    found.check_complete()
 
 
 # --- the SQL table in which 1.x's MysqlOffsetStorage keeps offsets ----------------------------------------------------

@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from metaq import Producer, ProducerConfig
+from metaq.client.admin.group_admin import check_groups
+from metaq.client.admin.group_lag import GroupPartition, group_partitions
+from metaq.client.admin.known import own_topics_groups, shared_partitions
 from metaq.client.browsing.dead_letters import count_dead_letters
 from metaq.client.questions.admin import prepared_transactions
 from metaq.client.questions.cluster import Cluster
@@ -36,8 +39,6 @@ from metaq.protocol.own_topics import DEAD_PREFIX, dead_topic, is_own_topic
 
 from .access_reports import ITEM, parse_report
 from .cluster_access import open_cluster, zk_timeout
-from .groups import GroupPartition, check_groups, group_partitions
-from .known import own_topics_groups, shared_partitions
 from .output import byte_size, counted
 from .set_look import SetLook, look_at_sets, told_differences
 from .stats import named_figures

@@ -20,7 +20,6 @@ __all__ = [
     "ask_nodes",
     "at_every_node",
     "connected",
-    "is_led",
     "leader_last",
     "look_at_sets",
     "told_differences",
@@ -46,14 +45,6 @@ def connected(node: SetNode) -> Iterator[Connection]:
         yield connection
     finally:
         connection.close()
-
-
-def is_led(view: SetView) -> bool:
-    """Return whether the node that the set's state names as the leader is present, and is the node to which clients
-    send their messages.
-    """
-    leader = view.nodes.get(view.state.leader) if view.state else None
-    return leader is not None and view.master is not None and view.master.url == leader.url
 
 
 def ask_nodes(nodes: Mapping[str, SetNode]) -> dict[str, Told]:
@@ -87,7 +78,7 @@ class SetLook(NamedTuple):
         ZooKeeper still names a stopped leader as the leader as long as no other node is in sync, because another leader
         would lack some of its data.
         """
-        leader = self.view.state.leader if self.view.state and is_led(self.view) else ""
+        leader = self.view.state.leader if self.view.state and self.view.is_led else ""
         return "" if self.says(leader).get("role") == "stopped" else leader
 
     @property

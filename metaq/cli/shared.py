@@ -11,13 +11,14 @@ from typing import Any
 
 import click
 
+from metaq.client.admin.completeness import tell_silent
+from metaq.client.admin.known import shared_partitions
 from metaq.client.questions.shared import SharedPartition, forget_shared_group
 from metaq.client.records.results import TopicPartition
 from metaq.client.runtime.nearest import did_you_mean
 from metaq.protocol.errors import ClientError
 
-from .cluster_access import open_cluster, tell_absent, tell_silent
-from .known import shared_partitions
+from .cluster_access import open_cluster, tell_absent
 from .options import STORED_GROUP, confirm, dry_run_option, json_option, yes_option, zk_option
 from .output import UNKNOWN, counted, echo, show
 

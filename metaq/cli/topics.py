@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import asdict
 
 import click
 
-from metaq.client.questions.sources import Survey
-from metaq.client.records.results import TopicPartition
-from metaq.protocol.own_topics import OWN_MARK
+from metaq.client.admin.topic_admin import PartitionDescription, TopicAdmin
 
-from .cluster_access import check_complete, open_cluster, tell_absent
+from .cluster_access import open_cluster, tell_absent
 from .options import TOPIC, json_option, zk_option
 from .output import UNKNOWN, show
-
-if TYPE_CHECKING:
-    from metaq.client.questions.partition_bounds import Bounds
 
 __all__ = ["topics"]
 
@@ -46,15 +40,9 @@ def list_topics(zk: str, as_json: bool, with_own: bool) -> None:
       metaq topics list --zk 127.0.0.1:2181
     """
     with open_cluster(zk) as cluster:
-        names = [name for name in cluster.view.topics() if with_own or not name.startswith(OWN_MARK)]
-        served = cluster.served_many(names)
+        found = [asdict(each) for each in TopicAdmin(cluster).list(with_own=with_own)]
         tell_absent(cluster)
-    found = [_summary(topic, partitions) for topic, partitions in served.items() if partitions]
     show(as_json, found, ("TOPIC", "PARTITIONS", "BROKERS"), [tuple(each.values()) for each in found])
-
-
-def _summary(topic: str, partitions: Sequence[TopicPartition]) -> dict[str, object]:
-    return {"topic": topic, "partitions": len(partitions), "brokers": len({each.broker for each in partitions})}
 
 
 @topics.command("describe")
@@ -70,17 +58,13 @@ def describe_topic(zk: str, as_json: bool, topic: str) -> None:
     Example
       metaq topics describe trades
     """
-    from metaq.client.questions.partition_bounds import partition_bounds  # `list` does not need it
-
     with open_cluster(zk) as cluster:
         tell_absent(cluster)
-        partitions = cluster.choose_partitions(topic)
-        survey = cluster.survey()
-        bounds = survey.ask_each(partitions, partition_bounds)
-        rows = [_describe(survey, each, bounds.get(each)) for each in partitions]
+        described = TopicAdmin(cluster).describe(topic)
+    rows = [_row(each) for each in described.partitions]
     columns = ("PARTITION", "BROKER", "FIRST", "END", "BYTES", "MESSAGES")
     show(as_json, {"topic": topic, "partitions": rows}, columns, map(_cells, rows))
-    check_complete(survey, partitions)
+    described.check_complete()
 
 
 def _cells(row: dict[str, object]) -> list[object]:
@@ -88,14 +72,14 @@ def _cells(row: dict[str, object]) -> list[object]:
     return [("closed" if closed else UNKNOWN) if each is None else each for each in cells]
 
 
-def _describe(survey: Survey, partition: TopicPartition, bounds: Bounds | None) -> dict[str, object]:
-    source = survey.source(partition)
+def _row(described: PartitionDescription) -> dict[str, object]:
+    bounds = described.bounds
     return {
-        "partition": str(partition),
-        "broker": str(source.endpoint) if source else "none",
+        "partition": str(described.partition),
+        "broker": described.address or "none",
         "first_offset": bounds and bounds.first,
         "end_offset": bounds and bounds.end,
         "bytes": bounds and bounds.end - bounds.first,
         "messages": bounds and bounds.messages,
-        "closed": partition in survey.closed,
+        "closed": described.closed,
     }

@@ -71,7 +71,7 @@ def poll(consumer: Consumer, timeout: float) -> list[bytes]:
 
 
 def poll_one(consumer: Consumer, timeout: float) -> list[bytes]:
-    return [message.payload for message in consumer.poll(1, timeout)]
+    return [message.payload for message in consumer.poll(max_messages=1, timeout=timeout)]
 
 
 def poll_arrow(consumer: Consumer, timeout: float) -> list[bytes]:

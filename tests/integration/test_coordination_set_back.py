@@ -28,7 +28,7 @@ class Application(Repeating):
         self.start()
 
     def take(self, _step: int) -> None:
-        self.messages += self.consumer.poll(POLLED, 0.1)
+        self.messages += self.consumer.poll(max_messages=POLLED, timeout=0.1)
 
 
 def test_everything_goes_on_when_zookeeper_comes_back_empty_or_from_an_older_copy(tmp_path: Path) -> None:

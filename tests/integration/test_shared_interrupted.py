@@ -39,13 +39,13 @@ def test_wherever_a_call_is_interrupted_it_stops_nobody_and_loses_nothing(broker
     with SharedConsumer(brokers.connect, group="g", topics=["t"], config=SharedConfig(lease_seconds=2.0)) as consumer:
 
         def poll() -> None:
-            for message in consumer.poll(0.5, 2):
+            for message in consumer.poll(0.5, max_messages=2):
                 seen.add(message.payload)
                 consumer.extend(message)
                 consumer.ack(message)
 
         def release() -> None:
-            for message in consumer.poll(0.5, 1):
+            for message in consumer.poll(0.5, max_messages=1):
                 consumer.release(message)
 
         for call in (poll, release, partial(consumer.flush, 5.0)):
@@ -56,7 +56,7 @@ def test_wherever_a_call_is_interrupted_it_stops_nobody_and_loses_nothing(broker
             assert passed > 5
         end = time.monotonic() + DEADLINE
         while time.monotonic() < end and seen != sent:
-            for message in consumer.poll(0.2, 100):
+            for message in consumer.poll(0.2, max_messages=100):
                 seen.add(message.payload)
                 consumer.ack(message)
         assert seen == sent

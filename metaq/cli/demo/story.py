@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from metaq import Producer
+from metaq.client.admin.group_lag import group_partitions
 from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.partition_bounds import partition_bounds
 from metaq.coordination.embedded import find_java
@@ -22,7 +23,6 @@ from metaq.coordination.servers.free_ports import ready_ports
 from metaq.protocol.errors import ClientError, ConfigError, RequestTimedOut
 
 from ..direct_read import Wanted, read_topic
-from ..groups import group_partitions
 from ..local_cluster import ClusterPlan, LocalCluster
 from ..options import TopicSpec
 from ..servers import Child, wait_until

@@ -35,13 +35,16 @@ from .test_client_durations import Call, Given, calling, option_of, parameters, 
 PLACE = TopicPartition("t", 0, 0)
 NOBODY: Any = SimpleNamespace()
 FINDER = MessageFinder(NOBODY, NOBODY)
-READ_ONLY = re.compile(r"\b((Stored|Shared|Found)?Messages?|Origin|DeadLetter|Recovered|Lag|SendResult)\(")
+READ_ONLY = re.compile(
+    r"\b((Stored|Shared|Found)?Messages?|(Consumer|Producer)Health|Origin|DeadLetter|Recovered|Lag|SendResult)\("
+)
 """What users are given."""
 LEFT_OUT = re.compile(
     r"(Config|OffsetStore\.\w+|Retry\.\w+|has_expired|XaBranch|XaResource[.\w]*|Transaction|direct)\("
 )
 """Settings (test_client_values.py), methods of stores that consumers call, and constructors that users do not."""
 OTHERS = {
+    "Consumer.commit(positions)",
     "OrderedProducer(partitions)",
     "TopicPartition(broker)",
     "TopicPartition(partition)",

@@ -20,6 +20,7 @@ import pytest
 import metaq
 import metaq.client
 from metaq import (
+    Admin,
     ConnectionConfig,
     Consumer,
     ConsumerConfig,
@@ -171,14 +172,15 @@ def sends(begin: Callable[[Given], Any], kind: str, names: str, payload: Any = b
     return {f"{kind}.{name}(timeout)": on(begin, partial(send, name)) for name in names.split()}
 
 
-def in_transaction(name: str, option: str) -> dict[str, Call]:
+def in_transaction(name: str, option: str, kind: str = "Producer") -> dict[str, Call]:
     def call(given: Given, value: Any) -> None:
-        send = getattr(given.producer, name)
-        sent = send("t", b"x", execute=lambda _: True, group="g", check=lambda _: True, **{option: value})
+        sender: Any = given.producer if kind == "Producer" else given.producer.typed(Json())
+        send, payload = getattr(sender, name), b"x" if kind == "Producer" else "x"
+        sent = send("t", payload, execute=lambda _: True, group="g", check=lambda _: True, **{option: value})
         if name.endswith("async"):
             sent.result(DEADLINE)
 
-    return {f"Producer.{name}({option})": call}
+    return {f"{kind}.{name}({option})": call}
 
 
 def reply(sender: Any, given: Given, value: Any) -> None:
@@ -241,6 +243,8 @@ WAITS: dict[str, Call] = {
     **sends(lambda given: nullcontext(given.ordered().typed(Json())), "TypedSend", "send", "x"),
     **in_transaction("send_in_transaction", "timeout"),
     **in_transaction("send_in_transaction_async", "timeout"),
+    **in_transaction("send_in_transaction", "timeout", "TypedProducer"),
+    **in_transaction("send_in_transaction_async", "timeout", "TypedProducer"),
     "Producer.reply(timeout)": lambda given, value: reply(given.producer, given, value),
     "TypedProducer.reply(timeout)": lambda given, value: reply(given.producer.typed(Json()), given, value),
     "Producer.send_stored(timeout)": lambda given, value: given.producer.send_stored(
@@ -265,6 +269,7 @@ WAITS: dict[str, Call] = {
     "Consumer.close(timeout)": unconnected(Consumer, "close"),
     "SharedConsumer.poll(timeout)": unconnected(SharedConsumer, "poll"),  # a FakeBroker leases nothing
     "DeadLetters.close(timeout)": unconnected(DeadLetters, "close"),
+    "Admin.close(timeout)": unconnected(Admin, "close"),
     "TopicBrowser.close(timeout)": unconnected(TopicBrowser, "close"),
     "LocalRecoverStore(first_seconds)": lambda _, value: LocalRecoverStore("unused", first_seconds=value),
     "LocalRecoverStore(interval_seconds)": lambda _, value: LocalRecoverStore("unused", interval_seconds=value),
@@ -275,6 +280,8 @@ BOUNDED: dict[str, Call] = {
     **settings(ConnectionConfig, ProducerConfig, ConsumerConfig, SharedConfig),
     **in_transaction("send_in_transaction", "check_after"),
     **in_transaction("send_in_transaction_async", "check_after"),
+    **in_transaction("send_in_transaction", "check_after", "TypedProducer"),
+    **in_transaction("send_in_transaction_async", "check_after", "TypedProducer"),
     "Retry(first)": lambda _, value: Retry(first=value),
     "Retry(most)": lambda _, value: Retry(most=value),
     "send(ttl)": lambda given, value: given.producer.send("t", b"x", ttl=value),
@@ -285,7 +292,8 @@ BOUNDED: dict[str, Call] = {
     "Producer.xa(timeout_seconds)": lambda given, value: given.producer.xa("t", timeout_seconds=value),
     "SharedConsumer.release(delay)": on(Given.shared, lambda consumer, value: consumer.release(delay=value)),
     "SharedConsumer.extend(seconds)": lambda given, value: _extend(given, value),
-    "DeadLetters(start_timeout_seconds)": lambda _, value: _start(value),
+    "DeadLetters(start_timeout_seconds)": lambda _, value: _start(DeadLetters, value, group="g"),
+    "Admin(start_timeout_seconds)": lambda _, value: _start(Admin, value),
 }
 """The others."""
 
@@ -297,10 +305,10 @@ def _extend(given: Given, value: Any) -> None:
         consumer.extend(tuple.__new__(SharedMessage), value)
 
 
-def _start(value: Any) -> None:
+def _start(kind: Any, value: Any, **arguments: str) -> None:
     """At a port where nothing listens, which ends it soon."""
     with suppress(errors.CoordinationUnavailable):
-        DeadLetters("127.0.0.1:1", group="g", start_timeout_seconds=value).close()
+        kind("127.0.0.1:1", start_timeout_seconds=value, **arguments).close()
 
 
 @pytest.fixture
@@ -372,7 +380,8 @@ def test_an_infinite_setting_is_the_longest_wait() -> None:
 def test_a_timeout_in_the_place_of_max_messages_is_told(given: Given) -> None:
     with given.reader() as reader:
         wrong: Any = 1.0
-        with pytest.raises(errors.ConfigError, match=r"^max_messages=1.0: choose a whole number, or write timeout=1.0"):
+        words = r"^max_messages=1.0: choose a whole number, or write timeout=1.0"
+        with pytest.raises(errors.ConfigError, match=words), pytest.warns(DeprecationWarning, match="by keyword"):
             reader.poll(wrong)
 
 

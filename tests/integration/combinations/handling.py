@@ -215,13 +215,13 @@ def _shared_filter(world: World, topic: str) -> Iterator[None]:
         found: list[SharedMessage] = []
 
         def have_both() -> bool:
-            found.extend(consumer.poll(0.5, 4))
+            found.extend(consumer.poll(0.5, max_messages=4))
             return len(found) >= 2
 
         eventually(have_both)
         consumer.ack(*found)
         consumer.flush()
-        assert consumer.poll(0.3, 4) == []
+        assert consumer.poll(0.3, max_messages=4) == []
     assert [each.payload for each in found] == [b"1", b"1"]
 
 
@@ -240,7 +240,7 @@ def _shared_batch(world: World, topic: str) -> Iterator[None]:
         most = 0
         end = time.monotonic() + 60
         while len(found) < 20 and time.monotonic() < end:
-            taken = consumer.poll(1.0, 20)
+            taken = consumer.poll(1.0, max_messages=20)
             most = max(most, len(taken))
             found += taken
         consumer.ack(*found)

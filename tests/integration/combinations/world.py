@@ -189,7 +189,7 @@ class World:
             leased: list[SharedMessage] = []
 
             def have_all() -> bool:
-                taken = consumer.poll(0.5, 1)
+                taken = consumer.poll(0.5, max_messages=1)
                 consumer.ack(*taken)
                 leased.extend(taken)
                 return len(leased) >= count

@@ -39,7 +39,7 @@ def main(task: Task) -> None:
         while True:
             acknowledged = []
             lost = consumer.counts[1]
-            for message in consumer.poll(1.0, 5):
+            for message in consumer.poll(1.0, max_messages=5):
                 journal.write("handed", message.offset, message.attempts, message.lease_until)
                 if rng.random() < 0.1:
                     journal.write("release", message.offset, 0.3)

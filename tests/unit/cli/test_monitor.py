@@ -9,8 +9,8 @@ import pytest
 
 from metaq.cli import probes
 from metaq.cli.app import run
-from metaq.cli.groups import GroupPartition
 from metaq.cli.probes import Monitor, ProbeLevel, ProbeLimits
+from metaq.client.admin.group_lag import GroupPartition
 from metaq.client.questions.partition_bounds import Bounds
 from metaq.client.questions.shared import SharedPartition
 from metaq.client.questions.sources import Survey

@@ -19,7 +19,7 @@ from metaq import (
 from metaq.client.browsing.browser import PartitionReader, browse
 from metaq.client.consumer.consumer import Consumer
 from metaq.client.records.results import TopicPartition
-from metaq.client.settings.moved_options import with_moved
+from metaq.client.settings.moved_options import by_position, with_moved
 from metaq.client.shared import SharedConsumer
 from metaq.protocol.errors import ConfigError
 from metaq.testing import FakeCluster
@@ -50,6 +50,28 @@ def told(damage: object) -> None: ...
 def test_an_argument_that_moved_is_the_setting_and_the_warning_names_it(config, given, expected, words):
     with pytest.warns(DeprecationWarning, match=re.escape(words)):
         assert with_moved(config, "C", given, *given) == expected
+
+
+@pytest.mark.parametrize(
+    ("former", "found", "words"),
+    [
+        ((5,), {"max_messages": 5}, "C.poll() takes max_messages by keyword"),
+        ((5, 2.0), {"max_messages": 5, "timeout": 2.0}, "write C.poll(max_messages=5, timeout=2.0)"),
+    ],
+)
+def test_an_argument_by_position_is_the_one_that_had_the_place_and_the_warning_names_it(former, found, words):
+    with pytest.warns(DeprecationWarning, match=re.escape(words)) as warned:
+        assert polled(*former) == found
+    assert warned[0].filename == __file__
+
+
+def polled(*former: object) -> dict[str, Any]:
+    return by_position("C.poll", former, "max_messages", "timeout")
+
+
+def test_more_arguments_by_position_than_ever_are_refused():
+    with pytest.raises(TypeError, match="no further positional arguments: 3"):
+        polled(1, 2, 3)
 
 
 def test_nothing_warns_without_such_an_argument():

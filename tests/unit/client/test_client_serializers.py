@@ -1,5 +1,6 @@
 """Serializers: what each writes, what a reader makes of it, and what is said where it does not fit."""
 
+import json
 import pickle
 from datetime import UTC, date, datetime
 from typing import Any
@@ -42,6 +43,7 @@ def sent(serializer, value):
         (Json(), {"a": [1, 0.5, None, True, "é"]}, "application/json"),
         (MsgPack(), {"a": [1, 0.5, None, True, "é", b"\xff"], 7: WHEN}, "application/msgpack"),
         (Avro(ORDER), {"id": 7}, "avro/binary;schema=shop.Order"),
+        (Avro(json.dumps(ORDER, indent=2)), {"id": 7}, "avro/binary;schema=shop.Order"),
         (Protobuf(StringValue), StringValue(value="é"), "application/x-protobuf;message=google.protobuf.StringValue"),
     ],
 )

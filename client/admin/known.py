@@ -1,19 +1,19 @@
-"""Check whether the topics and groups that a user names exist in the cluster. Without this check a command would show
-an empty table for a mistyped name, and no error.
+"""Check whether the topics and groups that a user names exist in the cluster. Without this check the result for a
+mistyped name would be empty, and there would be no error.
 """
 
 from __future__ import annotations
 
 from functools import partial
 
-from metaq.client.questions.cluster import Cluster
-from metaq.client.questions.shared import SharedPartition, shared_status
-from metaq.client.runtime.nearest import did_you_mean
-from metaq.client.transport.connection import Connection
 from metaq.protocol.errors import ClientError, RequestRefused
 from metaq.protocol.own_topics import DEAD_PREFIX, RETRY_PREFIX, is_own_topic
 
-from .cluster_access import ask_brokers, tell_silent
+from ..questions.cluster import Cluster
+from ..questions.shared import SharedPartition, shared_status
+from ..runtime.nearest import did_you_mean
+from ..transport.connection import Connection
+from .completeness import ask_brokers, tell_silent
 
 __all__ = ["check_known_group", "check_known_topic", "own_topics_groups", "shared_partitions"]
 
