@@ -12,6 +12,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, cast
 
 from twisted.internet import tcp
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
 __all__ = ["PROXY_HEADER_SECONDS", "CertificateState", "Certificates"]
 
 _log = logging.getLogger(__name__)
+
+_NO_TLS_ALERT = bytes((21, 3, 1, 0, 2, 2, 70))
+"""The TLS record with the fatal alert protocol_version (RFC 8446, 6.2)."""
 
 PROXY_HEADER_SECONDS = 10.0
 """If the PROXY protocol header of a proxy is not complete after this many seconds, the broker closes the connection."""
@@ -241,6 +245,8 @@ class _Secured(TlsConnection):
         host, rule = self._client_host, self.rules.tls
         if is_tls and rule == "none":
             self._say(f"the listener {self.rules.name} does not speak TLS")
+            with suppress(OSError):  # so that the client knows that it need not try again
+                self.socket.send(_NO_TLS_ALERT)
             return False
         if is_tls:
             self._begin(self.certificates.context)

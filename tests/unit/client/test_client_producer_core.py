@@ -262,6 +262,19 @@ def test_a_failed_batch_goes_back_in_front_and_nothing_is_sent_until_the_pause_e
     assert sent.went[1:] == [(HERE, [first, second, third, fourth])]
 
 
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_a_connection_that_settings_forbid_ends_a_message_at_once_unless_it_can_go_elsewhere(sent, elsewhere):
+    """A message with a key belongs to its partition, so it cannot."""
+    sent.elsewhere = elsewhere
+    free, keyed = message(b"free"), message(b"keyed", key="k")
+    sent.routes[free] = sent.routes[keyed] = HERE
+    for outgoing in (free, keyed):
+        sent.accept(outgoing)
+    while sent.flights:
+        sent.fail(errors.CannotConnect("tls.ca=wrong.pem"))
+    assert (free in sent.ended, keyed in sent.ended) == (not elsewhere, True)
+
+
 def test_given_up_messages_free_their_room(sent):
     first = sent.send(b"x" * 80)
     assert sent.core.buffered_bytes == 100

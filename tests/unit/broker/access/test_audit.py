@@ -23,6 +23,7 @@ from metaq.protocol.access import (
     Need,
     Permissions,
     Principal,
+    Quota,
     User,
 )
 from metaq.protocol.errors import AccessRefused, ConfigError
