@@ -31,7 +31,7 @@ def tls_remedy(failed: TlsFailed, host: str, tls: TlsConfig) -> str:
             f"tls.ca={tls.ca or '(the CAs of the system)'}: name the file with the CA that has signed the broker's "
             "certificate, as `ca` in the section [tls] of the profile"
         )
-    if " alert " in said:
+    if "alert " in said:
         shown = f"tls.certificate={tls.certificate or '(none)'}"
         if "certificate expired" in said:
             return f"{shown}: renew it (metaq security client), or set the clock of the broker's machine if it is wrong"

@@ -72,7 +72,7 @@ def test_a_broker_that_lacks_the_stronger_mechanism_is_asked_for_the_weaker():
 
 def test_a_wrong_password_is_refused_with_the_brokers_reason():
     server = ScramPeer("another")
-    assert re.fullmatch(f"{PEER}: no: .*don't match.*", refused(server))
+    assert re.fullmatch(f"{PEER}: user app cannot log in: no: .*don't match.*", refused(server))
     assert len(server.asked) == 2  # not tried again with the weaker mechanism
 
 

@@ -262,17 +262,18 @@ def test_a_failed_batch_goes_back_in_front_and_nothing_is_sent_until_the_pause_e
     assert sent.went[1:] == [(HERE, [first, second, third, fourth])]
 
 
-@pytest.mark.parametrize("elsewhere", [True, False])
-def test_a_connection_that_settings_forbid_ends_a_message_at_once_unless_it_can_go_elsewhere(sent, elsewhere):
+@pytest.mark.parametrize(
+    ("key", "elsewhere", "ends"), [(None, True, False), (None, False, True), ("k", True, True), ("k", False, True)]
+)
+def test_a_connection_that_settings_forbid_ends_a_message_at_once_unless_it_can_go_elsewhere(sent, key, elsewhere, ends):
     """A message with a key belongs to its partition, so it cannot."""
     sent.elsewhere = elsewhere
-    free, keyed = message(b"free"), message(b"keyed", key="k")
-    sent.routes[free] = sent.routes[keyed] = HERE
-    for outgoing in (free, keyed):
-        sent.accept(outgoing)
-    while sent.flights:
-        sent.fail(errors.CannotConnect("tls.ca=wrong.pem"))
-    assert (free in sent.ended, keyed in sent.ended) == (not elsewhere, True)
+    (outgoing,) = sent.send(b"1", key=key)
+    sent.routes[outgoing] = THERE
+    sent.fail(errors.CannotConnect("tls.ca=wrong.pem: name the file with the CA"))
+    assert sent.ended == [outgoing] * ends
+    sent.wake()
+    assert [partition for partition, _ in sent.went] == [HERE, *[THERE] * (not ends)]
 
 
 def test_given_up_messages_free_their_room(sent):
