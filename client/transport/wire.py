@@ -26,7 +26,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from metaq.coordination.runtime.interrupts import BackgroundThread, begin_elsewhere, is_interrupt
 from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.client_stream import ClientStream, Opening
-from metaq.protocol.errors import AccessRefused, BrokerUnavailable, CannotConnect, MetaqError, RemoteProtocolError, TlsFailed
+from metaq.protocol.errors import (
+    AccessRefused,
+    BrokerUnavailable,
+    CannotConnect,
+    MetaqError,
+    RemoteProtocolError,
+    TlsFailed,
+)
 from metaq.protocol.record import Buffer
 
 from ..runtime.waiting import Exchange

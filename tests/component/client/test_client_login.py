@@ -362,7 +362,9 @@ def test_every_client_with_the_wrong_ca_says_at_once_which_setting_is_wrong(pki,
     ],
     ids=["expired", "not yet valid"],
 )
-def test_a_certificate_that_is_not_valid_now_is_told_with_the_clock_as_a_cause(tmp_path, monkeypatch, config, days, early, said):
+def test_a_certificate_that_is_not_valid_now_is_told_with_the_clock_as_a_cause(
+    tmp_path, monkeypatch, config, days, early, said
+):
     make_authority(tmp_path / "pki")
     monkeypatch.setattr("metaq.cli.authority._DAYS", days)
     monkeypatch.setattr("metaq.cli.authority._EARLY", timedelta(days=early))

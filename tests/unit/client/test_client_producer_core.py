@@ -265,7 +265,9 @@ def test_a_failed_batch_goes_back_in_front_and_nothing_is_sent_until_the_pause_e
 @pytest.mark.parametrize(
     ("key", "elsewhere", "ends"), [(None, True, False), (None, False, True), ("k", True, True), ("k", False, True)]
 )
-def test_a_connection_that_settings_forbid_ends_a_message_at_once_unless_it_can_go_elsewhere(sent, key, elsewhere, ends):
+def test_a_connection_that_settings_forbid_ends_a_message_at_once_unless_it_can_go_elsewhere(
+    sent, key, elsewhere, ends
+):
     """A message with a key belongs to its partition, so it cannot."""
     sent.elsewhere = elsewhere
     (outgoing,) = sent.send(b"1", key=key)

@@ -123,7 +123,10 @@ def test_a_client_gets_the_address_of_its_listener_or_the_reason_why_not():
     for address, known in ((master, None), (master, {}), (slave, published)):
         assert "publishes no listeners" in at_listener(address, "a", known).host
     missing = at_listener(master, "b", published)
-    assert (missing.port, "listener=b: broker 0-m has no such listener; it has a: name one of these" in missing.host) == (0, True)
+    assert (
+        missing.port,
+        "listener=b: broker 0-m has no such listener; it has a: name one of these" in missing.host,
+    ) == (0, True)
 
 
 def test_the_listener_of_a_client_comes_from_its_profile(tmp_path, monkeypatch):
