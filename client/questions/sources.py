@@ -124,8 +124,8 @@ class Survey:
     def answer(self, partition: TopicPartition, question: Callable[[Connection, TopicPartition], _T]) -> _T:
         """Ask a partition's broker, and return its answer.
 
-        Raises BrokerUnavailable, CannotConnect, RequestTimedOut, NotLeader and RemoteProtocolError, and records them in `silent`;
-        raises PartitionClosed, and records it in `closed`. Also raises other errors of the question, and
+        Raises BrokerUnavailable, CannotConnect, RequestTimedOut, NotLeader and RemoteProtocolError, and records them in
+        `silent`; raises PartitionClosed, and records it in `closed`. Also raises other errors of the question, and
         CoordinationUnavailable, without recording them.
         """
         broker, source = partition.broker, self.source(partition)

@@ -169,8 +169,8 @@ class PoolCore(Generic[L]):
         connect again at the link's `retry_at`. Return False if the end of this connection was recorded by an earlier
         call, or if the link was removed.
 
-        If somebody must change a setting first (AccessRefused, or NoListener for LISTENER_SECONDS), the next attempt comes only after
-        reconnect_max_seconds.
+        If somebody must change a setting first (AccessRefused, or NoListener for LISTENER_SECONDS), the next attempt
+        comes only after reconnect_max_seconds.
         """
         if not self._is_wanted(link):
             return False

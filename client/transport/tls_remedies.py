@@ -1,6 +1,5 @@
-"""Say what to do when the TLS handshake with a broker has failed: which setting of the client or of the broker is wrong,
-and what it must become. The code that connects imports no module (wire.py), so this module imports only what the client
-imports anyway.
+"""Say what to do when the TLS handshake with a broker has failed: which setting of the client or of the broker is
+wrong, and what it must become.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ def tls_remedy(failed: TlsFailed, host: str, tls: TlsConfig) -> str:
     said = failed.reason.lower()
     if failed.is_ours:
         if "expired" in said or "not yet valid" in said:
-            return "renew the broker's certificate (metaq security broker), or set the clock of this machine if it is wrong"
+            return "renew the broker's certificate (metaq security broker), or set the clock of this machine, if that is wrong"
         if "mismatch" in said:
             return (
                 f"the broker's certificate does not name {host}: give the broker one that does (metaq security broker "

@@ -365,7 +365,8 @@ def connect(
     this user, which needs `tls`; None: no login.
 
     Raises BrokerUnavailable. Raises AccessRefused if the broker requires TLS, if it refuses the login, or if it is not
-    the one that knows the user. Raises CannotConnect if TLS fails, and NoListener. Raises ConfigError if the files of `tls` or the user's password cannot be used.
+    the one that knows the user. Raises CannotConnect if TLS fails, and NoListener if the broker has no listener of the
+    wanted name. Raises ConfigError if the files of `tls` or the user's password cannot be used.
     """
     deadline = clock() + seconds
     if endpoint.is_local:  # the kernel tells the broker who the user is

@@ -24,7 +24,6 @@ from metaq.protocol.access import (
     Need,
     Permissions,
     Principal,
-    Quota,
     User,
 )
 from metaq.protocol.errors import AccessRefused, ConfigError
