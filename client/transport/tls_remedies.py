@@ -18,7 +18,7 @@ def tls_remedy(failed: TlsFailed, host: str, tls: TlsConfig) -> str:
     said = failed.reason.lower()
     if failed.is_ours:
         if "expired" in said or "not yet valid" in said:
-            return "renew the broker's certificate (metaq security broker), or set the clock of this machine, if that is wrong"
+            return "renew the broker's certificate (metaq security broker), or set the clock of this machine"
         if "mismatch" in said:
             return (
                 f"the broker's certificate does not name {host}: give the broker one that does (metaq security broker "

@@ -32,7 +32,7 @@ def allow(harness, default=(), **own):
 
 
 def test_a_refusal_by_a_quota_is_in_the_audit_log_at_once_and_others_are_counted(harness):
-    lines = []
+    lines: list[str] = []
     seconds = [0.0]
     audit = Audit(lines.append, lambda: 0, lambda: seconds[0])
     quotas = harness.broker.account.users
