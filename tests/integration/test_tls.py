@@ -127,7 +127,7 @@ def test_who_is_not_whom_the_other_expects_is_refused_with_the_reason(broker, pk
             open_connection(endpoint, config).close()
     with pytest.raises(AccessRefused, match="serves no connection without TLS from this address"):
         open_connection(endpoint, ConnectionConfig(tls=None)).close()
-    with pytest.raises(CannotConnect, match="certificate is refused.*does not name 127.0.0.2"):
+    with pytest.raises(CannotConnect, match=r"certificate is refused.*does not name 127\.0\.0\.2"):
         open_connection(Endpoint("127.0.0.2", broker.port), app(pki)).close()
     open_connection(endpoint, app(pki)).close()
     monkeypatch.setenv("METAQ_PROFILE", str(others / "profile.ini"))
