@@ -311,6 +311,8 @@ class OneBroker:
 
     def _audit_to(self, file: AuditFile) -> None:
         audit = self.broker.access.audit = Audit(file.write, self.broker.now_ms, self._reactor.seconds)
+        account = self.broker.account
+        account.users.on_refused = lambda user, quota, why: audit.quota_refused(user, account.asker, quota, why)
         self._audit_timers = [(_AUDIT_SECONDS, audit.tick), (_AUDIT_SECONDS, file.tick)]
 
     def listen(self, max_connections: int) -> None:

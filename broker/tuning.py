@@ -14,6 +14,11 @@ TURN_SECONDS = 0.005
 it continues with this one.
 """
 
+HANDSHAKE_TURN_SECONDS = 0.004
+"""Seconds for which TLS handshakes of all connections together may work in one iteration of the reactor. They may
+exceed this time by one step of a handshake, which takes about half a millisecond.
+"""
+
 ITERATION_SECONDS = 0.01
 """In one iteration of the reactor, the turns of all connections together may take this many seconds. The processing of
 incoming data may take as many seconds in addition.

@@ -24,6 +24,7 @@ __all__ = [
     "BrokerCertificateRequired",
     "BrokerStarting",
     "BrokerUnavailable",
+    "CannotConnect",
     "ChecksumMismatch",
     "ClientError",
     "CommitIncomplete",
@@ -659,9 +660,11 @@ class TransactionTooLate(ClientError):
 class TlsFailed(MetaqError):
     """The TLS handshake or a TLS record of a connection failed: the connection cannot be used any further."""
 
-    def __init__(self, peer: str, reason: str) -> None:
+    def __init__(self, peer: str, reason: str, *, is_ours: bool = False) -> None:
+        """is_ours: whether this side has refused the peer's certificate; the reason says why."""
         super().__init__(f"TLS with {peer} failed: {reason}")
         self.reason = reason
+        self.is_ours = is_ours
 
 
 class TlsRequired(MetaqError):
@@ -696,6 +699,13 @@ class AccessRefused(ClientError):
     """
 
     status = Status.FORBIDDEN
+
+
+class CannotConnect(AccessRefused):
+    """The settings of the client and of the broker permit no connection: for example, one side refuses the certificate
+    of the other, or the broker has no listener of the wanted name. The error text says which setting to change.
+    Connecting again does not help before somebody has changed it; another broker may have other settings.
+    """
 
 
 class QuotaExceeded(ClientError):

@@ -72,7 +72,7 @@ class TlsStream:
         except ssl.SSLWantReadError:
             return
         except ssl.SSLError as error:
-            raise TlsFailed(self.peer, _reason(error)) from error
+            raise _failed(self.peer, error) from error
         self.established = True
 
     def read(self, size: int = _ALL_BYTES) -> bytes:
@@ -89,7 +89,7 @@ class TlsStream:
                 break
             except ssl.SSLError as error:
                 if error.reason != "UNEXPECTED_EOF_WHILE_READING" and not isinstance(error, ssl.SSLZeroReturnError):
-                    raise TlsFailed(self.peer, _reason(error)) from error
+                    raise _failed(self.peer, error) from error
                 part = b""
             if not part:
                 self.ended = True
@@ -165,7 +165,7 @@ class TlsStream:
         return Principal("user", names[0]) if len(names) == 1 and is_user(names[0]) else ANYBODY
 
 
-def _reason(error: ssl.SSLError) -> str:
+def _failed(peer: str, error: ssl.SSLError) -> TlsFailed:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is refused: {error.verify_message}"
-    return (error.reason or str(error)).lower().replace("_", " ")
+        return TlsFailed(peer, f"its certificate is refused: {error.verify_message}", is_ours=True)
+    return TlsFailed(peer, (error.reason or str(error)).lower().replace("_", " "))

@@ -20,7 +20,7 @@ from io import TextIOWrapper
 from logging.handlers import QueueHandler, QueueListener, RotatingFileHandler
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from metaq.protocol.access import AccessOperation, Need, Permissions, Principal, User
+from metaq.protocol.access import AccessOperation, Need, Permissions, Principal, Quota, User
 from metaq.protocol.errors import ConfigError
 from metaq.protocol.frames import Frame
 from metaq.protocol.put_run import PutRun
@@ -120,6 +120,11 @@ class Audit:
         decision = AuditDecision.WOULD_BE_REFUSED if would_be else AuditDecision.REFUSED
         entry = _Entry(str(principal), host, text, _name(request), decision, why)
         self._few((principal, host), (decision, text), entry)
+
+    def quota_refused(self, user: str, host: str, quota: Quota, why: str) -> None:
+        """Note that a request of this user was refused because of a quota. host: the client's address."""
+        entry = _Entry(str(Principal("user", user)), host, f"quota {quota}", "", AuditDecision.REFUSED, why)
+        self._few(("quota", user, host), quota, entry)
 
     def served(self, principal: Principal, host: str, need: Need, request: object, why_not: str | None) -> None:
         """Note that the broker serves an operator's request. why_not: why it would be refused if grants were enforced;

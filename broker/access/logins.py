@@ -41,8 +41,12 @@ _SALT_BYTES = 32
 _ADMIN = Need(AccessOperation.ADMIN)
 _MAX_NAME = 64
 _ANY_USER = ""  # in place of a user's name: the Basic authentications of an address
-_NO_TLS = "users can log in only on a connection with TLS"
-_WRONG = "the user or the password is wrong, or the user has expired"
+_NO_TLS = "users can log in only on a connection with TLS: connect with TLS (section [tls] of the profile)"
+_WRONG = (
+    "the user or the password is wrong, or the user has expired: correct `name` and `password` in the section [user] "
+    "of the profile; `metaq users list` shows operators who has expired, and `metaq users password NAME` sets another "
+    "password"
+)
 
 
 class LoginPeer(Protocol):

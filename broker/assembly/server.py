@@ -237,6 +237,7 @@ def listen_further(
             key = f"security.ini: [listener {rules.name}] {'path' if rules.path else 'port'}"
             if rules.path:
                 _remove_stale_socket(rules.path, key)
+                _warn_if_others_change(os.path.dirname(os.path.abspath(rules.path)), rules.name)
                 port: tcp.Port = unix.Port(os.fsencode(rules.path), factory, _BACKLOG, rules.mode, reactor)
                 port.transport = local_connection_class(rules)
             else:
@@ -292,6 +293,22 @@ def _remove_stale_socket(path: str, key: str) -> None:
         except OSError as error:
             raise ConfigError(key, path, f"cannot be used: {error.strerror}") from error
     raise ConfigError(key, path, "another program listens there: stop it, or choose another path")
+
+
+def _warn_if_others_change(directory: str, listener: str) -> None:
+    """Log a warning if users other than its owner may change the directory of a Unix socket: they could put a socket of
+    their own into its place, and operators would connect to that.
+    """
+    try:
+        mode = stat.S_IMODE(os.stat(directory).st_mode)
+    except OSError:  # the listener cannot be opened there, and the error of this attempt says why
+        return
+    if mode & 0o022:
+        _log.warning(
+            "security.ini: [listener %s] path: users other than the owner may change the directory %s (mode %03o), and "
+            "put another socket there: chmod go-w %s, or choose another directory",
+            *(listener, directory, mode, directory),
+        )
 
 
 def warn_if_open(broker: Broker, certificates: Certificates | None) -> None:

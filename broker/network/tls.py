@@ -12,6 +12,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, cast
 
 from twisted.internet import tcp
@@ -30,7 +31,7 @@ from ..configuration.listeners_ini import MAIN, MAIN_RULES, ListenerRules
 from ..configuration.security_ini import Plain, Security
 from ..runtime.account import numeric_address
 from ..runtime.few_lines import FewLines
-from .tls_connection import TlsConnection
+from .tls_connection import Handshakes, TlsConnection
 from .transport import FastConnection
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
 __all__ = ["PROXY_HEADER_SECONDS", "CertificateState", "Certificates"]
 
 _log = logging.getLogger(__name__)
+
+_NO_TLS_ALERT = bytes((21, 3, 1, 0, 2, 2, 70))
+"""The TLS record with the fatal alert protocol_version (RFC 8446, 6.2)."""
 
 PROXY_HEADER_SECONDS = 10.0
 """If the PROXY protocol header of a proxy is not complete after this many seconds, the broker closes the connection."""
@@ -71,6 +75,7 @@ class Certificates:
         self.context, self._to_brokers = self._load()
         self.state = self._state()
         self._refused: FewLines | None = None
+        self._handshakes: Handshakes | None = None
         self.failure: MetaqError | None = None
         """The reason why the broker cannot use the certificate files that are on the disk now, or None if it uses them.
         """
@@ -136,7 +141,9 @@ class Certificates:
     def _secured(self, kind: type[_Secured], reactor: Any, rules: ListenerRules) -> type[tcp.Server]:
         if self._refused is None:
             self._refused = FewLines(_log, "TLS connections refused", reactor)
-        return type(kind.__name__, (kind,), {"certificates": self, "refused": self._refused, "rules": rules})
+            self._handshakes = Handshakes(reactor)
+        attributes = {"certificates": self, "refused": self._refused, "handshakes": self._handshakes, "rules": rules}
+        return type(kind.__name__, (kind,), attributes)
 
     def look(self) -> None:
         """If the certificate files have changed since they were last read, read them again, and use the new certificate
@@ -231,8 +238,14 @@ class _Secured(TlsConnection):
                 return CONNECTION_LOST
             if not first:
                 return CONNECTION_DONE
-            if not self._know(first[0] == FIRST_BYTE):
+            is_tls = first[0] == FIRST_BYTE
+            if is_tls and not self.handshakes.has_time:
+                return None
+            since = self.handshakes.seconds()
+            if not self._know(is_tls):
                 return CONNECTION_LOST
+            if is_tls:  # making the TlsStream takes a tenth of a millisecond
+                self.handshakes.worked(since)
         return super().doRead()
 
     def _know(self, is_tls: bool) -> bool:
@@ -241,6 +254,8 @@ class _Secured(TlsConnection):
         host, rule = self._client_host, self.rules.tls
         if is_tls and rule == "none":
             self._say(f"the listener {self.rules.name} does not speak TLS")
+            with suppress(OSError):  # so that the client knows that it need not try again
+                self.socket.send(_NO_TLS_ALERT)
             return False
         if is_tls:
             self._begin(self.certificates.context)

@@ -5,7 +5,7 @@ on the reactor thread.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, ClassVar, cast
 
@@ -16,13 +16,43 @@ from metaq.protocol.errors import TlsFailed
 from metaq.protocol.record import Buffer
 from metaq.protocol.tls import TlsStream
 
+from .. import tuning
 from ..runtime.few_lines import FewLines
 from .transport import PlainConnection
 
-__all__ = ["HANDSHAKE_SECONDS", "TlsConnection"]
+__all__ = ["HANDSHAKE_SECONDS", "Handshakes", "TlsConnection"]
 
 HANDSHAKE_SECONDS = 10.0
 """If a TLS handshake is not complete this many seconds after its start, the server closes the connection."""
+
+
+class Handshakes:
+    """Limits how long the TLS handshakes of all connections may work in one iteration of the reactor. A connection that
+    gets no time does not read; its data stay in the socket, so the reactor calls it again in the next iteration.
+    """
+
+    def __init__(self, reactor: Any) -> None:
+        """reactor: Twisted's reactor."""
+        self.seconds: Callable[[], float] = reactor.seconds
+        self._reactor = reactor
+        self._spent = 0.0
+        self._is_counting = False
+
+    @property
+    def has_time(self) -> bool:
+        """Whether a handshake may work in this iteration."""
+        return self._spent < tuning.HANDSHAKE_TURN_SECONDS
+
+    def worked(self, since: float) -> None:
+        """Record that a handshake has worked since the time `since`, of `seconds`."""
+        self._spent += max(0.0, self.seconds() - since)
+        if not self._is_counting:
+            self._is_counting = True
+            self._reactor.callLater(0, self._begin_anew)
+
+    def _begin_anew(self) -> None:
+        self._is_counting = False
+        self._spent = 0.0
 
 
 class TlsConnection(PlainConnection):
@@ -32,6 +62,8 @@ class TlsConnection(PlainConnection):
 
     refused: ClassVar[FewLines]
     """The log of refused TLS connections."""
+    handshakes: ClassVar[Handshakes]
+    """The time for the handshakes of all connections of this process."""
     _stream: TlsStream | None = None
     """Encrypts and decrypts the data; None if the connection does not use TLS."""
     _too_slow: Any = None
@@ -40,6 +72,18 @@ class TlsConnection(PlainConnection):
         """Use TLS from now on. The next received bytes are the client's first bytes of the handshake."""
         self._stream = TlsStream(context, self._client_host, server_side=True)
         self._too_slow = self.reactor.callLater(HANDSHAKE_SECONDS, self._end_slow)
+
+    def doRead(self) -> ConnectionLost | ConnectionDone | None:  # type: ignore[override]  # noqa: N802
+        """Twisted calls this when data can be received."""
+        if self._stream is None or self._stream.established:
+            return super().doRead()
+        if not self.handshakes.has_time:
+            return None
+        since = self.handshakes.seconds()
+        try:
+            return super().doRead()
+        finally:
+            self.handshakes.worked(since)
 
     def _established(self, stream: TlsStream) -> None:
         """Called when the handshake is complete, before any data are passed on. Subclasses may override this method."""

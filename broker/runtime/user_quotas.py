@@ -7,6 +7,7 @@ What the broker had already when it started counts for no user, because nobody k
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from heapq import nlargest
 from typing import Any
 
@@ -35,6 +36,8 @@ class UserQuotas:
         """
         self.refused: Counter[Quota] = Counter()
         """How often each quota has led to a refusal since the broker's start."""
+        self.on_refused: Callable[[str, Quota, str], None] = lambda user, quota, why: None
+        """Called with the user, the quota and the reason each time a quota has led to a refusal."""
         self._used: dict[str, Counter[Quota]] = {}  # by user; only what is above 0
 
     def used(self, user: str, quota: Quota) -> int:
@@ -50,10 +53,12 @@ class UserQuotas:
         if used + amount <= limit:
             return None
         self.refused[quota] += 1
-        return (
+        why = (
             f"the user {user} has {used} of at most {limit} {quota} on this broker: an operator can raise the quota "
             f"with metaq users quota {user} {quota}=NUMBER"
         )
+        self.on_refused(user, quota, why)
+        return why
 
     def check(self, user: str, quota: Quota, amount: int = 1) -> None:
         """Raise QuotaExceeded if the user may not have `amount` more."""

@@ -14,7 +14,7 @@ from metaq.coordination.standalone.distinguished_names import certificate_name
 from metaq.protocol.errors import ConfigError
 from metaq.protocol.tls import TlsStream
 
-from ..network.tls_connection import TlsConnection
+from ..network.tls_connection import Handshakes, TlsConnection
 from ..runtime.few_lines import FewLines
 
 __all__ = ["secure_connection_class"]
@@ -76,5 +76,5 @@ def secure_connection_class(tls: ServerTls, reactor: Any) -> type[tcp.Server]:
     used.
     """
     refused = FewLines(_log, "TLS connections refused", reactor)
-    attributes = {"certificate": _ServedCertificate(tls), "refused": refused}
+    attributes = {"certificate": _ServedCertificate(tls), "refused": refused, "handshakes": Handshakes(reactor)}
     return type("SecureServerConnection", (_SecureServerConnection,), attributes)

@@ -45,6 +45,7 @@ from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.errors import (
     AccessRefused,
     BrokerUnavailable,
+    CannotConnect,
     CoordinationRefused,
     CorruptRecord,
     MetaqError,
@@ -380,9 +381,11 @@ class ConsumerCore:
         trouble = cursor.failed(request, now, str(error))
         if trouble is None:
             return None
-        if isinstance(error, AccessRefused):
-            self._refused[cursor] = error
         pause, is_new = trouble
+        # with nearest nodes, the next request goes to another node, perhaps with other settings
+        goes_on = is_new and self.nearest is not None and isinstance(error, CannotConnect)
+        if isinstance(error, AccessRefused) and not goes_on:
+            self._refused[cursor] = error
         if is_new:
             log.warning("fetching %s failed, next try in %.2f s: %s", cursor, pause, error)
         return pause

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from metaq.coordination.runtime.interrupts import Bells, begin_elsewhere, may_be_interrupted
 from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.compression import unpacked_if_fitting
-from metaq.protocol.errors import MetaqError, NoPartition
+from metaq.protocol.errors import CannotConnect, MetaqError, NoPartition
 from metaq.protocol.record import COMPRESSED_FLAG, checksum, payload_bytes
 
 from ..records.results import SendResult, TopicPartition
@@ -141,7 +141,7 @@ class Driver:
                     raise no_partition(outgoing.topic)  # raised once some broker publishes the topic
                 _, flights = self._accept(outgoing)
             except MetaqError as error:
-                if self._undelivered is None or not outgoing.storable or not error.retriable:
+                if self._undelivered is None or not outgoing.storable or not _may_keep(error):
                     raise
                 self._undelivered.keep(outgoing, error)
                 return
@@ -457,7 +457,7 @@ class Driver:
         otherwise report the error to its caller.
         """
         keeps = self._keeps(outgoing) and not outgoing.done
-        if self._undelivered is not None and keeps and isinstance(error, MetaqError) and error.retriable:
+        if self._undelivered is not None and keeps and isinstance(error, MetaqError) and _may_keep(error):
             self._undelivered.keep(outgoing, error)
         else:
             self._fail(outgoing, error)
@@ -475,3 +475,10 @@ class Driver:
 
     def _send_again(self, message: StoredMessage) -> SendResult:
         return self.send_stored(message, self._clock() + self._config.delivery_timeout_seconds, retry=False)
+
+
+def _may_keep(error: MetaqError) -> bool:
+    """Return whether a message that this error has prevented may be sent later from the store for undelivered messages:
+    after the end of a failure, or after somebody has mended the settings of a connection.
+    """
+    return error.retriable or isinstance(error, CannotConnect)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from metaq.coordination.runtime.backoff import Backoff
 from metaq.protocol.errors import (
+    CannotConnect,
     ClientError,
     MetaqError,
     NoPartition,
@@ -117,8 +118,14 @@ class Failures:
         ended: list[GivenUp] = []
         now = self._clock()
         follows = self._note(batch, error, now)
+        elsewhere = False
+        if follows is None:
+            pause = self._seconds(queue.failures + 1)
+            if isinstance(error, CannotConnect):  # until somebody has changed a setting
+                pause = max(pause, self._config.connection.reconnect_max_seconds)
+            elsewhere = self._places.avoid(queue.partition, error, pause)
         for outgoing in batch:
-            if not _may_retry(outgoing, error):
+            if not _may_retry(outgoing, error, elsewhere):
                 ended.append((outgoing, error))
             elif outgoing.done or self.closing or now >= outgoing.deadline:
                 ended.append((outgoing, self._end(outgoing)))
@@ -129,8 +136,6 @@ class Failures:
         self._pause(queue, follows, now)
         queue.put_back(again)
         if follows is None:
-            pause = self._seconds(queue.failures)
-            elsewhere = self._places.avoid(queue.partition, error, pause)
             moves = elsewhere and any(each.attempts == 1 and each.key is None and each.fixed is None for each in again)
             queue.retry_at = now if moves or queue.failures == 1 else now + pause
         return ended
@@ -176,9 +181,12 @@ class Closed(ClientError):
         super().__init__("the producer was closed before this message was acknowledged")
 
 
-def _may_retry(outgoing: Outgoing, error: MetaqError) -> bool:
+def _may_retry(outgoing: Outgoing, error: MetaqError, elsewhere: bool) -> bool:
+    """elsewhere: whether the topic has partitions to which no send has just failed."""
     if outgoing.once:
         return False
+    if isinstance(error, CannotConnect):
+        return elsewhere and outgoing.key is None and outgoing.fixed is None
     if isinstance(error, (TopicNotAccepted, WrongPartition)):
         return outgoing.attempts < tuning.VIEW_RETRIES
     return error.retriable

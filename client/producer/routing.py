@@ -15,6 +15,7 @@ from isal.isal_zlib import crc32
 from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.errors import (
     BrokerUnavailable,
+    CannotConnect,
     ConfigError,
     LocalProtocolError,
     MetaqError,
@@ -223,7 +224,7 @@ class Router:
         what: int | tuple[str, int] | TopicPartition = partition
         if isinstance(error, TooFewNodes):
             what = partition.topic, partition.broker
-        elif isinstance(error, (BrokerUnavailable, RequestTimedOut)):
+        elif isinstance(error, (BrokerUnavailable, CannotConnect, RequestTimedOut)):
             what = partition.broker
         self._avoided[what] = self._clock() + seconds
         return partition not in self._usable(self._view(partition.topic))

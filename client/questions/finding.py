@@ -13,6 +13,7 @@ from typing import NamedTuple
 from metaq.coordination.brokers.cluster_view import ClusterView
 from metaq.protocol.errors import (
     BrokerUnavailable,
+    CannotConnect,
     ConfigError,
     CorruptRecord,
     MessageNotFound,
@@ -116,7 +117,7 @@ class MessageFinder:
         for broker_id, endpoint in sources.endpoints.items():
             try:
                 answers.append(self._search(endpoint, broker_id, topic, RequestCode.VIEW_MESSAGE_BY_ID, ext))
-            except (BrokerUnavailable, RequestTimedOut) as error:
+            except (BrokerUnavailable, CannotConnect, RequestTimedOut) as error:
                 silent = silent or error
                 continue
             if answers[-1].found and message_id > 0:
@@ -156,7 +157,7 @@ class MessageFinder:
         for broker_id, endpoint in sources.endpoints.items():
             try:
                 answers.append(self._search(endpoint, broker_id, topic, RequestCode.QUERY_MESSAGE, ext))
-            except (BrokerUnavailable, RequestTimedOut) as error:
+            except (BrokerUnavailable, CannotConnect, RequestTimedOut) as error:
                 if not allow_silent:
                     raise
                 silent[broker_id] = str(error)

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar
 from metaq.coordination.brokers.cluster_view import BrokerAddress, BrokerNodes, ClusterView
 from metaq.protocol.errors import (
     BrokerUnavailable,
+    CannotConnect,
     CoordinationError,
     MetaqError,
     NoPartition,
@@ -123,8 +124,8 @@ class Survey:
     def answer(self, partition: TopicPartition, question: Callable[[Connection, TopicPartition], _T]) -> _T:
         """Ask a partition's broker, and return its answer.
 
-        Raises BrokerUnavailable, RequestTimedOut, NotLeader and RemoteProtocolError, and records them in `silent`;
-        raises PartitionClosed, and records it in `closed`. Also raises other errors of the question, and
+        Raises BrokerUnavailable, CannotConnect, RequestTimedOut, NotLeader and RemoteProtocolError, and records them in
+        `silent`; raises PartitionClosed, and records it in `closed`. Also raises other errors of the question, and
         CoordinationUnavailable, without recording them.
         """
         broker, source = partition.broker, self.source(partition)
@@ -141,7 +142,7 @@ class Survey:
         except NotLeader as error:
             self.silent[broker] = f"has no leader, see `metaq brokers sets` ({error})"
             raise
-        except (BrokerUnavailable, RequestTimedOut, RemoteProtocolError) as error:
+        except (BrokerUnavailable, CannotConnect, RequestTimedOut, RemoteProtocolError) as error:
             self.silent[broker] = f"does not answer ({error})"
             raise
         self.closed.discard(partition)
@@ -153,7 +154,7 @@ class Survey:
         """
         try:
             return self.answer(partition, question)
-        except (BrokerUnavailable, RequestTimedOut, NotLeader, RemoteProtocolError, PartitionClosed):
+        except (BrokerUnavailable, CannotConnect, RequestTimedOut, NotLeader, RemoteProtocolError, PartitionClosed):
             return None
 
     def attempt(self, partition: TopicPartition, question: Callable[[Connection, TopicPartition], _T]) -> _T | None:

@@ -22,11 +22,19 @@ from enum import Enum, auto
 from typing import Any, Generic, TypeVar
 
 from metaq.coordination.runtime.backoff import Backoff
-from metaq.protocol.errors import AccessRefused, BrokerUnavailable, ClientError, LeaderMoved, MetaqError, NotLeader
+from metaq.protocol.errors import (
+    AccessRefused,
+    BrokerUnavailable,
+    CannotConnect,
+    ClientError,
+    LeaderMoved,
+    MetaqError,
+    NotLeader,
+)
 
 from ..settings.config import ConnectionConfig
 from .redirects import Redirects
-from .wire import Endpoint
+from .wire import Endpoint, NoListener
 
 __all__ = ["Due", "Link", "PoolCore", "proves_nothing"]
 
@@ -37,6 +45,11 @@ _LEAST_CONNECT_SECONDS = 1.0
 """If an attempt to connect with a time limit of at least this number of seconds times out, the client regards the
 broker as unreachable. If an attempt with a shorter limit times out, the client does not regard the broker as
 unreachable, because a later attempt with more time can succeed.
+"""
+
+LISTENER_SECONDS = 2.0
+"""If ZooKeeper still shows no listener of the wanted name for a broker after this number of seconds, the setting is
+wrong. Before that, the broker may be registering, and requests are repeated.
 """
 
 LAST_ANSWERS_SECONDS = 0.2
@@ -51,8 +64,9 @@ C = TypeVar("C")
 class Link(Generic[C]):
     """The state of the connection to one broker address. connection: the last connection that the driver has made, even
     if it has ended. cause: the reason why the last connection ended or could not be made; it is "" if there is a
-    connection, or if the driver has not tried to connect yet. is_refused: whether the last attempt failed because the
-    broker refused the client's login. retry_at: the time of the next attempt to connect (monotonic seconds). ends_at:
+    connection, or if the driver has not tried to connect yet. refusal: the kind of the last error if connecting again
+    does not help before somebody has changed a setting, for example because the broker has refused the client's login;
+    otherwise None. retry_at: the time of the next attempt to connect (monotonic seconds). ends_at:
     the time (monotonic seconds) at which the driver must close the connection because another node leads the broker set
     now; it is infinity if the driver need not close the connection.
     """
@@ -62,7 +76,8 @@ class Link(Generic[C]):
         self.backoff = backoff
         self.connection: C | None = None
         self.cause = ""
-        self.is_refused = False
+        self.refusal: type[AccessRefused] | None = None
+        self.lacks_listener_since = math.inf  # monotonic seconds of the first NoListener
         self.retry_at = 0.0
         self.ends_at = math.inf
 
@@ -143,7 +158,7 @@ class PoolCore(Generic[L]):
         """
         if not self._is_wanted(link):
             return False
-        link.connection, link.cause, link.is_refused = connection, "", False
+        link.connection, link.cause, link.refusal = connection, "", None
         link.backoff.reset()
         self.down -= {link.endpoint}
         return True
@@ -154,16 +169,21 @@ class PoolCore(Generic[L]):
         connect again at the link's `retry_at`. Return False if the end of this connection was recorded by an earlier
         call, or if the link was removed.
 
-        If the broker has refused the login, the next attempt comes only after reconnect_max_seconds, because only an
-        operator can change the answer.
+        If somebody must change a setting first (AccessRefused, or NoListener for LISTENER_SECONDS), the next attempt
+        comes only after reconnect_max_seconds.
         """
         if not self._is_wanted(link):
             return False
         if connection is not None and (link.cause or connection is not link.connection):
             return False  # already known, or there is a newer connection
         link.cause = str(error)
-        link.is_refused = isinstance(error, AccessRefused)
-        link.retry_at = now + (self._config.reconnect_max_seconds if link.is_refused else link.backoff.next())
+        if isinstance(error, NoListener):
+            link.lacks_listener_since = min(link.lacks_listener_since, now)
+        if now - link.lacks_listener_since >= LISTENER_SECONDS:
+            link.refusal = CannotConnect
+        else:
+            link.refusal = type(error) if isinstance(error, AccessRefused) else None
+        link.retry_at = now + (self._config.reconnect_max_seconds if link.refusal else link.backoff.next())
         self.down |= {link.endpoint}
         return True
 
@@ -211,8 +231,8 @@ class PoolCore(Generic[L]):
 
     def why_down(self, link: L) -> ClientError:
         """Return the error for a caller that needs this link while there is no connection."""
-        if link.is_refused:
-            return AccessRefused(link.cause)
+        if link.refusal is not None:
+            return link.refusal(link.cause)
         return BrokerUnavailable(f"{link.cause} (trying again in the background)")
 
     def due(self, link: L, now: float) -> Due:

@@ -119,7 +119,7 @@ class Login:
                 "has no users: update it"
             )
         if reply.code in (ResponseCode.ACCESS_REFUSED, ResponseCode.MESSAGE_ILLEGAL):
-            raise AccessRefused(f"{self._peer}: {reply.remark}")
+            raise AccessRefused(f"{self._peer}: user {self._user.name} cannot log in: {reply.remark}")
         raise BrokerUnavailable(
             f"{self._peer} cannot log in user {self._user.name} now: {reply.remark or f'response code {reply.code}'}"
         )

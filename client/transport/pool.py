@@ -224,7 +224,7 @@ class ConnectionPool:
         connection was not recorded yet, also record it.
         """
         connection = link.connection
-        if connection is None or not connection.closed or link.is_refused:
+        if connection is None or not connection.closed or link.refusal is not None:
             return self._core.why_down(link)
         self._broken(link, connection)
         return BrokerUnavailable(f"{connection.failure} (trying again in the background)")

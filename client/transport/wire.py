@@ -26,18 +26,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from metaq.coordination.runtime.interrupts import BackgroundThread, begin_elsewhere, is_interrupt
 from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.client_stream import ClientStream, Opening
-from metaq.protocol.errors import AccessRefused, BrokerUnavailable, MetaqError, RemoteProtocolError
+from metaq.protocol.errors import (
+    AccessRefused,
+    BrokerUnavailable,
+    CannotConnect,
+    MetaqError,
+    RemoteProtocolError,
+    TlsFailed,
+)
 from metaq.protocol.record import Buffer
 
 from ..runtime.waiting import Exchange
 from ..settings.config import ConnectionConfig
 from ..settings.tls_config import TlsConfig
 from ..settings.user_config import UserConfig
+from .tls_remedies import tls_remedy
 
 if TYPE_CHECKING:
     from .tls_socket import TlsSocket
 
-__all__ = ["TICK", "UNIX", "Endpoint", "Wire", "connect", "load_modules"]
+__all__ = ["TICK", "UNIX", "Endpoint", "NoListener", "Wire", "connect", "load_modules"]
 
 log = get_log(__name__)
 
@@ -74,6 +82,12 @@ class Endpoint(NamedTuple):
         if not self.port:
             return self.host
         return f"meta://[{self.host}]:{self.port}" if ":" in self.host else f"meta://{self.host}:{self.port}"
+
+
+class NoListener(BrokerUnavailable):
+    """ZooKeeper shows no listener of the wanted name for the broker. A broker that registers writes its listeners a
+    moment after its own address, so the pool waits for a while before it takes this for a wrong setting.
+    """
 
 
 class Wire:
@@ -351,13 +365,14 @@ def connect(
     this user, which needs `tls`; None: no login.
 
     Raises BrokerUnavailable. Raises AccessRefused if the broker requires TLS, if it refuses the login, or if it is not
-    the one that knows the user. Raises ConfigError if the files of `tls` or the user's password cannot be used.
+    the one that knows the user. Raises CannotConnect if TLS fails, and NoListener if the broker has no listener of the
+    wanted name. Raises ConfigError if the files of `tls` or the user's password cannot be used.
     """
     deadline = clock() + seconds
     if endpoint.is_local:  # the kernel tells the broker who the user is
         tls = user = None
     elif not endpoint.port:
-        raise BrokerUnavailable(endpoint.host)  # the reason why there is no address (at_listener)
+        raise NoListener(endpoint.host)  # the reason why there is no address (at_listener)
     context = None if tls is None else tls.context()
     try:
         sock = _connect_local(endpoint, seconds) if endpoint.is_local else _connect(endpoint, seconds)
@@ -397,5 +412,8 @@ def connect(
             raise AccessRefused(f"{endpoint}: {error}") from error
         if is_interrupt(error) or not isinstance(error, OSError | RemoteProtocolError):
             raise
+        if tls is not None and isinstance(error.__cause__, TlsFailed):
+            remedy = tls_remedy(error.__cause__, endpoint.host, tls)
+            raise CannotConnect(f"no connection to {endpoint}: {error}: {remedy}") from error
         raise BrokerUnavailable(f"{endpoint} did not answer as a metaq broker: {error}") from error
     return asked, version

@@ -361,8 +361,14 @@ def at_listener(
     found = None if listeners is None or address.slave_id is not None else listeners.get(listener)
     if found is not None:
         return replace(address, host=found.host, port=found.port)
-    has = "publishes no listeners" if address.slave_id is not None or not listeners else f"has {', '.join(listeners)}"
-    why = f"no listener {listener} of broker {address.replica}, which {has}: see [client] of the profile"
+    if address.slave_id is not None or not listeners:
+        has, remedy = "publishes no listeners", "leave the key `listener` out"
+    else:
+        has, remedy = f"has {', '.join(listeners)}", "name one of these"
+    why = (
+        f"listener={listener}: broker {address.replica} has no such listener; it {has}: {remedy} (section [client] of "
+        f"the profile, or ConnectionConfig.listener), or add [listener {listener}] to its security.ini"
+    )
     return replace(address, host=why, port=0)
 
 

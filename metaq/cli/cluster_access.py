@@ -15,12 +15,12 @@ import click
 from metaq.client.questions.cluster import Cluster
 from metaq.client.settings.config import ConnectionConfig
 from metaq.client.transport.connection import Connection, Endpoint, open_connection
-from metaq.client.transport.wire import UNIX
+from metaq.client.transport.wire import UNIX, NoListener
 from metaq.client.transport.zookeeper import zk_session
 from metaq.coordination.brokers.cluster_view import BrokerAddress, BrokerNodes
 from metaq.coordination.session.zk_session import ZkSession
 from metaq.coordination.sets.set_view import SetView
-from metaq.protocol.errors import BrokerUnavailable, NoPartition, TlsFailed
+from metaq.protocol.errors import BrokerUnavailable, NoPartition
 
 from .options import ZK_TIMEOUT_SECONDS, Parsed, with_options, zk_option
 from .output import echo
@@ -130,8 +130,11 @@ class Target:
         endpoint = endpoint or self.endpoint()
         try:
             connection = open_connection(endpoint, ConnectionConfig())
+        except NoListener:  # its text has the remedy
+            raise
         except BrokerUnavailable as error:
-            raise BrokerUnavailable(f"{error}: {_remedy(error)}") from error
+            remedy = "start the broker that listens there, or name another one"
+            raise BrokerUnavailable(f"{error}: {remedy}") from error
         try:
             yield connection
         finally:
@@ -210,16 +213,3 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Address of a broker, or unix:PATH of its Unix socket; ZooKeeper is not asked.",
         ),
     )
-
-
-def _remedy(error: BaseException) -> str:
-    """Return what a user should do because a broker cannot be reached."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, TlsFailed):
-            return (
-                "name the broker's CA and a certificate of yours in the section [tls] of the profile, or give the "
-                "broker a certificate that is valid and names this host (docs/security.md)"
-            )
-        cause = cause.__cause__
-    return "start the broker that listens there, or name another one"

@@ -5,6 +5,7 @@ import ssl
 import threading
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
@@ -27,7 +28,7 @@ from metaq.client.browsing.browser import PartitionReader
 from metaq.client.transport.connection import Endpoint, open_connection
 from metaq.client.transport.metadata import TopicView
 from metaq.client.transport.pool import ConnectionPool
-from metaq.errors import AccessRefused, BrokerUnavailable, XaError
+from metaq.errors import AccessRefused, BrokerUnavailable, CannotConnect, XaError
 from metaq.protocol.frames import Frame
 from metaq.protocol.limits import FRAMES_MARK
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
@@ -335,3 +336,39 @@ def test_a_request_whose_reply_may_not_be_read_ends_at_once(broker, cluster):
         pytest.raises(AccessRefused, match="refused by the test"),
     ):
         producer.request("t", b"x", timeout=DEADLINE).result(DEADLINE)
+
+
+# --- settings that permit no connection -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wrong_ca(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("other") / "pki"
+    make_authority(directory)
+    return TlsConfig(ca=str(directory / "ca.pem"))
+
+
+def test_every_client_with_the_wrong_ca_says_at_once_which_setting_is_wrong(pki, config, wrong_ca):
+    with peer(pki) as here:
+        check_every_client(here.endpoint, replace(config, tls=wrong_ca), r"tls\.ca=.*name the file with the CA")
+        assert here.logins == 0
+
+
+@pytest.mark.parametrize(
+    ("days", "early", "said"),
+    [
+        (0, 1, "has expired: renew the broker's certificate .*, or set the clock of this machine"),
+        (2, -1, "not yet valid: renew the broker's certificate .*, or set the clock of this machine"),
+    ],
+    ids=["expired", "not yet valid"],
+)
+def test_a_certificate_that_is_not_valid_now_is_told_with_the_clock_as_a_cause(
+    tmp_path, monkeypatch, config, days, early, said
+):
+    make_authority(tmp_path / "pki")
+    monkeypatch.setattr("metaq.cli.authority._DAYS", days)
+    monkeypatch.setattr("metaq.cli.authority._EARLY", timedelta(days=early))
+    make_broker(tmp_path / "pki", "mq1", ["127.0.0.1"])
+    faulty = replace(config, tls=TlsConfig(ca=str(tmp_path / "pki" / "ca.pem")))
+    with peer(tmp_path / "pki") as here, pytest.raises(CannotConnect, match=said):
+        open_connection(here.endpoint, faulty)

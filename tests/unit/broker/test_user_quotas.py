@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metaq.broker.access.audit import AUDIT_SECONDS, Audit
 from metaq.broker.delays.owners import Owners
 from metaq.broker.runtime.user_quotas import UserQuotas
 from metaq.protocol.access import NO_USER, OPEN, Access, AccessMode, Permissions, Principal, Quota, User
@@ -32,6 +33,26 @@ def allow(harness, default=(), **own):
     quotas = {Quota(name.replace("_", "-")): value for name, value in own.items()}
     users = {"app": User("app", Access([]), quotas=quotas)}
     harness.broker.account.users.permissions = Permissions(AccessMode.OPEN, users, dict(default))
+
+
+def test_a_refusal_by_a_quota_is_in_the_audit_log_at_once_and_others_are_counted(harness):
+    lines: list[str] = []
+    seconds = [0.0]
+    audit = Audit(lines.append, lambda: 0, lambda: seconds[0])
+    quotas = harness.broker.account.users
+    allow(harness, connections=0)
+    quotas.on_refused = lambda user, quota, why: audit.quota_refused(user, "10.0.0.7", quota, why)
+    for _ in range(3):
+        with pytest.raises(QuotaExceeded):
+            quotas.take("app", Quota.CONNECTIONS)
+    seconds[0] = AUDIT_SECONDS
+    audit.tick()
+    entries = [json.loads(line) for line in lines]
+    told = {"principal": "user app", "address": "10.0.0.7", "need": "quota connections", "decision": "refused"}
+    assert [entry["count"] for entry in entries] == [1, 2]
+    for entry in entries:
+        assert told.items() <= entry.items()
+        assert "metaq users quota app connections=NUMBER" in entry["why"]
 
 
 def connect(harness, principal=APP):

@@ -67,12 +67,12 @@ def test_a_broker_that_lacks_the_stronger_mechanism_is_asked_for_the_weaker():
     server = ScramPeer(SECRET, knows=("SCRAM-SHA-256",))
     assert log_in(server)[0].done
     assert [each.mechanism for each in server.asked] == ["SCRAM-SHA-256"] * 2
-    assert refused(ScramPeer(SECRET, knows=())) == f"{PEER}: an unknown mechanism"
+    assert refused(ScramPeer(SECRET, knows=())) == f"{PEER}: user app cannot log in: an unknown mechanism"
 
 
 def test_a_wrong_password_is_refused_with_the_brokers_reason():
     server = ScramPeer("another")
-    assert re.fullmatch(f"{PEER}: no: .*don't match.*", refused(server))
+    assert re.fullmatch(f"{PEER}: user app cannot log in: no: .*don't match.*", refused(server))
     assert len(server.asked) == 2  # not tried again with the weaker mechanism
 
 
@@ -112,7 +112,7 @@ def test_the_iteration_count_is_bounded_before_anything_is_computed(iterations, 
     ("code", "error", "said"),
     [
         (ResponseCode.REQUEST_CODE_NOT_SUPPORTED, AccessRefused, "older version of metaq, which has no users: update"),
-        (ResponseCode.ACCESS_REFUSED, AccessRefused, f"^{PEER}: because$"),
+        (ResponseCode.ACCESS_REFUSED, AccessRefused, f"^{PEER}: user app cannot log in: because$"),
         (ResponseCode.SYSTEM_BUSY, BrokerUnavailable, "cannot log in user app now: because"),
         (ResponseCode.SYSTEM_ERROR, BrokerUnavailable, "cannot log in user app now: because"),
     ],

@@ -262,6 +262,22 @@ def test_a_failed_batch_goes_back_in_front_and_nothing_is_sent_until_the_pause_e
     assert sent.went[1:] == [(HERE, [first, second, third, fourth])]
 
 
+@pytest.mark.parametrize(
+    ("key", "elsewhere", "ends"), [(None, True, False), (None, False, True), ("k", True, True), ("k", False, True)]
+)
+def test_a_connection_that_settings_forbid_ends_a_message_at_once_unless_it_can_go_elsewhere(
+    sent, key, elsewhere, ends
+):
+    """A message with a key belongs to its partition, so it cannot."""
+    sent.elsewhere = elsewhere
+    (outgoing,) = sent.send(b"1", key=key)
+    sent.routes[outgoing] = THERE
+    sent.fail(errors.CannotConnect("tls.ca=wrong.pem: name the file with the CA"))
+    assert sent.ended == [outgoing] * ends
+    sent.wake()
+    assert [partition for partition, _ in sent.went] == [HERE, *[THERE] * (not ends)]
+
+
 def test_given_up_messages_free_their_room(sent):
     first = sent.send(b"x" * 80)
     assert sent.core.buffered_bytes == 100

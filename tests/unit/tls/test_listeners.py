@@ -22,12 +22,14 @@ from metaq.broker.network.tls import PROXY_HEADER_SECONDS, Certificates
 from metaq.broker.network.transport import FastConnection
 from metaq.client.settings.config import ConnectionConfig
 from metaq.client.settings.profile import PROFILE
+from metaq.client.settings.tls_config import TlsConfig
 from metaq.coordination.brokers.cluster_view import at_listener
 from metaq.coordination.brokers.registration import BrokerAddress
 from metaq.coordination.records.payloads import ListenerAddress, format_listeners, parse_listeners
 from metaq.protocol.access import AccessMode, AccessOperation, Need, Permissions, Principal
-from metaq.protocol.errors import ConfigError, CoordinationError, MetaqError, TlsRequired
+from metaq.protocol.errors import ConfigError, CoordinationError, MetaqError, TlsFailed, TlsRequired
 from metaq.protocol.proxy_header import ProxyHeaderReader
+from metaq.protocol.tls import TlsStream
 
 TLS = "[tls]\ncertificate=broker.pem\nkey=broker.key\n"
 
@@ -121,7 +123,10 @@ def test_a_client_gets_the_address_of_its_listener_or_the_reason_why_not():
     for address, known in ((master, None), (master, {}), (slave, published)):
         assert "publishes no listeners" in at_listener(address, "a", known).host
     missing = at_listener(master, "b", published)
-    assert (missing.port, "no listener b of broker 0-m, which has a" in missing.host) == (0, True)
+    assert (
+        missing.port,
+        "listener=b: broker 0-m has no such listener; it has a: name one of these" in missing.host,
+    ) == (0, True)
 
 
 def test_the_listener_of_a_client_comes_from_its_profile(tmp_path, monkeypatch):
@@ -224,6 +229,16 @@ def test_the_listener_says_whether_tls_is_required_and_who_counts(pki, text, ref
     assert scene.got(b"version 1\r\n") is None
     assert (isinstance(scene.session.refusal, TlsRequired), scene.session.data) == (refused, b"version 1\r\n")
     assert scene.connection.principal == principal
+
+
+def test_a_client_with_tls_is_told_that_the_listener_has_none(pki):
+    """Otherwise it could not tell this from a broker that restarts, and would try again for long."""
+    scene = Scene(pki, "tls=none\n")
+    client = TlsStream(TlsConfig(ca=str(pki / "ca.pem")).context(), "broker", server_hostname="mq1.example")
+    client.receive(b"")
+    assert scene.got(client.take()) is not None
+    with pytest.raises(TlsFailed, match="alert protocol version"):
+        client.receive(scene.peer.recv(100))
 
 
 def test_a_header_in_pieces_gives_the_address_and_what_follows_is_the_first_request(pki):

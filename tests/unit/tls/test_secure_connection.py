@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
 
+from metaq.broker import tuning
 from metaq.broker.configuration.security_ini import Plain, read_security
 from metaq.broker.network.tls import Certificates
-from metaq.broker.network.tls_connection import HANDSHAKE_SECONDS
+from metaq.broker.network.tls_connection import HANDSHAKE_SECONDS, Handshakes
 from metaq.broker.network.transport import FastConnection
 from metaq.client.settings.tls_config import TlsConfig
 from metaq.protocol.errors import MetaqError, TlsRequired
@@ -120,6 +122,7 @@ def test_a_handshake_that_takes_too_long_is_ended_and_one_that_does_not_is_not(p
     assert slow.session.lost
     quick = Scene(pki)
     quick.connect()
+    quick.reactor.advance(0)  # the next iteration
     assert not quick.reactor.getDelayedCalls()
 
 
@@ -141,3 +144,30 @@ def test_nonsense_behind_the_first_byte_ends_the_connection_with_one_line(pki, c
     scene.peer.sendall(b"\x16" + b"nonsense" * 10)
     assert scene.connection.doRead() is not None
     assert "the TLS connection of 127.0.0.1 is refused: " in caplog.text
+
+
+def test_handshakes_take_turns_so_that_an_iteration_of_the_reactor_is_short(pki):
+    """Each step of a handshake takes as long as an iteration may: so one client has a step in each iteration."""
+    scenes = [Scene(pki) for _ in range(3)]
+    clock = scenes[0].reactor
+    handshakes = Handshakes(clock)
+    taken: list[Scene] = []
+    for scene in scenes:
+        kind: Any = type(scene.connection)
+        kind.handshakes = handshakes
+        scene.connection._begin = partial(begin_slowly, scene, clock, taken)
+        scene.client.receive(b"")
+        scene.peer.sendall(scene.client.take())
+    for done in range(1, len(scenes) + 1):
+        for scene in scenes:  # the reactor calls each connection that has data to read
+            if scene not in taken:
+                assert scene.connection.doRead() is None
+        assert len(taken) == done
+        clock.advance(0)
+    assert handshakes.has_time
+
+
+def begin_slowly(scene: Scene, clock: Reactor, taken: list[Scene], context: Any) -> None:
+    taken.append(scene)
+    type(scene.connection)._begin(scene.connection, context)
+    clock.rightNow += tuning.HANDSHAKE_TURN_SECONDS

@@ -10,6 +10,7 @@ import pytest
 from scramp import ScramClient
 
 from metaq.broker.access.audit import AUDIT_SECONDS, Audit, AuditDecision, AuditFile, _Files
+from metaq.broker.access.logins import _NO_TLS as NO_TLS
 from metaq.broker.assembly.verbs import _serve_operator, make_gate
 from metaq.broker.configuration.security_ini import AuditSettings
 from metaq.broker.requests.gate import HttpPeer, PageRequest
@@ -326,7 +327,7 @@ def test_logins_by_http_are_counted_because_each_request_is_one(audited, scene):
     assert scene.entries("principal", "decision", "count") == [("user app", "permitted", n) for n in (1, 4)]
     with pytest.raises(AccessRefused):
         audited.broker.logins.by_basic(header, HOST, ANYBODY, False)
-    assert scene.entries("decision", "why") == [("refused", "users can log in only on a connection with TLS")]
+    assert scene.entries("decision", "why") == [("refused", NO_TLS)]
 
 
 # --- changes ----------------------------------------------------------------------------------------------------------
