@@ -72,7 +72,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config) -> "LoadFileScheduling | 
         return None
     from xdist.scheduler import LoadFileScheduling
 
-    class Scheduling(LoadFileScheduling):
+    class Scheduling(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
             return "spark" if Path(file).stem in ONE_JVM else file
