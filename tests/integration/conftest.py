@@ -36,6 +36,7 @@ _numbers = count()
 
 QUICK = {
     "JDK_JAVA_OPTIONS": " ".join(QUICK_JVM_OPTIONS),  # Spark's JVMs and those of 1.x clients, too
+    "PIP_COMPILE": "0",  # of what is installed, the tests import a part
     "OPENBLAS_NUM_THREADS": "1",  # NumPy starts a thread for each processor, which spins, and nothing here multiplies
 }
 """Thousands of processes are started, none of which runs for long: this spares a quarter of what their starts cost."""
@@ -66,7 +67,7 @@ the processor until it has compiled what it runs: one process of the tests runs 
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config) -> "LoadFileScheduling | None":
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> "LoadFileScheduling | None":
     """Files as `--dist loadfile` has them, but those of ONE_JVM as one."""
     if config.getoption("dist") != "loadfile":
         return None
@@ -77,7 +78,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config) -> "LoadFileScheduling | 
             file = super()._split_scope(nodeid)
             return "spark" if Path(file).stem in ONE_JVM else file
 
-    return Scheduling(config)
+    return Scheduling(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
