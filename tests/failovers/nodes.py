@@ -23,7 +23,7 @@ __all__ = ["SESSION_SECONDS", "NodePlace", "SetWatcher", "topics"]
 SESSION_SECONDS = 4.0
 _SEGMENT_BYTES = 256 << 10
 """Small, so that segments roll during a run."""
-_LOOK_SECONDS = 0.05
+_LOOK_SECONDS = 0.2
 _START_SECONDS = 120.0
 
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import count
@@ -20,7 +19,7 @@ from tests.integration.cli_helpers import Operator, Up, start_up, stop
 from tests.integration.client_cluster import Brokers, running_brokers
 from tests.integration.coordination_helpers import make_chroot, session_at
 from tests.integration.disks import small_disk
-from tests.integration.forked_processes import forked
+from tests.integration.forked_processes import spark_python, stop_forked
 from tests.integration.installation import build_distributions
 from tests.integration.java_peers import require_java
 from tests.integration.java_sides import KINDS, Side, running_side
@@ -31,11 +30,13 @@ from tests.zookeepers import zookeeper_process
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from xdist.scheduler import LoadFileScheduling
 
 _numbers = count()
 
 QUICK = {
     "JDK_JAVA_OPTIONS": " ".join(QUICK_JVM_OPTIONS),  # Spark's JVMs and those of 1.x clients, too
+    "PIP_COMPILE": "0",  # of what is installed, the tests import a part
     "OPENBLAS_NUM_THREADS": "1",  # NumPy starts a thread for each processor, which spins, and nothing here multiplies
 }
 """Thousands of processes are started, none of which runs for long: this spares a quarter of what their starts cost."""
@@ -47,10 +48,52 @@ for _number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 
+ONE_JVM = frozenset(
+    {
+        "test_combinations",
+        "test_moves_spark",
+        "test_spark_brokers",
+        "test_spark_docs",
+        "test_spark_job",
+        "test_spark_pipeline",
+        "test_spark_sets",
+        "test_spark_streams",
+        "test_spark_topics",
+        "test_where_commands",
+    }
+)
+"""The files whose tests have the fixture `spark`. Its JVM lives as long as the process of the tests, and needs 20 s of
+the processor until it has compiled what it runs: one process of the tests runs all of these files."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> "LoadFileScheduling | None":
+    """Files as `--dist loadfile` has them, but those of ONE_JVM as one."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "spark" if Path(file).stem in ONE_JVM else file
+
+    return Scheduling(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files that take longest begin first: one that begins last would be waited for alone."""
     took = seconds()
-    items.sort(key=lambda item: -took.get(item.path.stem, 0.0))
+    together = sum(took.get(file, 0.0) for file in ONE_JVM)
+
+    def place(item: pytest.Item) -> tuple[float, str]:
+        file = item.path.stem
+        return -(together if file in ONE_JVM else took.get(file, 0.0)), file
+
+    items.sort(key=place)
+    for item in items:
+        wanted = "spark" in getattr(item, "fixturenames", ())
+        assert not wanted or item.path.stem in ONE_JVM, f"{item.path.name} uses `spark`: name it in ONE_JVM"
 
 
 @pytest.fixture(scope="session")
@@ -83,8 +126,7 @@ def quick_processes() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def forked_processes() -> Iterator[None]:
     yield
-    if forked.cache_info().currsize:
-        forked().stop()
+    stop_forked()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -231,16 +273,17 @@ def spark() -> Iterator["SparkSession"]:
 
     from metaq.spark_connector import register
 
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    session = (
+    builder = (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.sql.shuffle.partitions", "1")
         .config("spark.sql.session.timeZone", "UTC")
-        .getOrCreate()
     )
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PYSPARK_PYTHON", spark_python())
+        session = builder.getOrCreate()
     session.sparkContext.setLogLevel("OFF")
     register(session)
     yield session

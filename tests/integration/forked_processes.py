@@ -1,7 +1,7 @@
-"""Programs of metaq as processes that need not import it: each is forked off one that has.
+"""Programs of metaq, and the Pythons of Spark, as processes that need not import it: each is forked off one that has.
 
-`python -m tests.integration.forked_processes SOCKET` is that one. It has a single thread, runs no program itself, and
-ends when its stdin does.
+`python -m tests.integration.forked_processes SOCKET MODULE…` is that one, with these modules imported. It has a single
+thread, runs no program itself, and ends when its stdin does.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
 from tests.broker_process import RunningBroker
+from tests.integration import forking
 from tests.waiting import DEADLINE
 
-__all__ = ["ForkedBroker", "forked"]
+__all__ = ["ForkedBroker", "forked", "forked_spark", "spark_python", "stop_forked"]
 
-_IMPORTED = (
+_METAQ = (
     "metaq.broker.main",
     "metaq.broker.moving.moves",
     "metaq.broker.partitions.registration",
@@ -48,6 +49,12 @@ _IMPORTED = (
     "metaq.cli.delayed",
     "metaq.coordination.session.zk_session",
 )
+
+_SPARK = ("pandas", "pyarrow", "metaq.spark_connector", "pyspark.daemon", "pyspark.worker")
+"""What all of Spark's Pythons import, which takes each a second of the processor."""
+
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+"""NumPy and PyArrow start no thread when they are imported. A process with threads must not fork."""
 
 
 class ForkedBroker(RunningBroker):
@@ -96,15 +103,21 @@ class ForkedProcess:
 class ForkedProcesses:
     """The side of the tests: any thread."""
 
-    def __init__(self) -> None:
-        path = str(Path(tempfile.mkdtemp(prefix="metaq-forked-"), "socket"))
-        program = [sys.executable, "-m", "tests.integration.forked_processes", path]
-        root = Path(__file__).parents[2]
-        self._process = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=root)
+    def __init__(self, imported: Sequence[str]) -> None:
+        """imported: the modules that the processes find imported."""
+        self.directory = Path(tempfile.mkdtemp(prefix="metaq-forked-"))
+        self.path = str(self.directory / "socket")
+        program = [sys.executable, "-m", "tests.integration.forked_processes", self.path, *imported]
+        self._process = subprocess.Popen(
+            program,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=Path(__file__).parents[2],
+            env=os.environ | _ONE_THREAD,
+        )
         atexit.register(self._process.kill)
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == b"ready\n"
-        self._path = path
 
     def stop(self) -> None:
         """Wait for its end, so that the processor time of all that were forked off counts as that of a child."""
@@ -145,34 +158,44 @@ class ForkedProcesses:
     def _ask(
         self, module: str, arguments: Sequence[str], env: Mapping[str, str], directory: Path, files: Sequence[int]
     ) -> tuple[socket.socket, int]:
-        connection = socket.socket(socket.AF_UNIX)
-        with ExitStack() as undo:
-            undo.callback(connection.close)
-            connection.settimeout(DEADLINE)
-            connection.connect(self._path)
-            request = {"module": module, "arguments": arguments, "env": dict(env), "directory": str(directory)}
-            data = json.dumps(request).encode()
-            socket.send_fds(connection, [len(data).to_bytes(4)], files)
-            connection.sendall(data)
-            pid = int.from_bytes(connection.recv(4))
-            connection.setblocking(True)
-            undo.pop_all()
-        return connection, pid
+        return forking.ask(self.path, module, arguments, env, str(directory), files, DEADLINE)
 
 
 @cache
 def forked() -> ForkedProcesses:
-    return ForkedProcesses()
+    return ForkedProcesses(_METAQ)
+
+
+@cache
+def forked_spark() -> ForkedProcesses:
+    return ForkedProcesses(_SPARK)
+
+
+@cache
+def spark_python() -> str:
+    """A program that Spark can start as its `python`; it does not import again what _SPARK names."""
+    program = forked_spark().directory / "python"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {forking.__file__} {forked_spark().path} "$@"\n')
+    program.chmod(0o755)
+    return str(program)
+
+
+def stop_forked() -> None:
+    """Ends what of this has been started."""
+    for each in (forked, forked_spark):
+        if each.cache_info().currsize:
+            each().stop()
 
 
 class _Program(BaseException):
     """Unwinds the stack, so that the interpreter ends as that of any other program."""
 
 
-def _serve(path: str) -> None:
-    for name in _IMPORTED:
+def _serve(path: str, imported: Sequence[str]) -> None:
+    for name in imported:
         import_module(name)
     assert "twisted.internet.reactor" not in sys.modules, "processes that are forked off cannot share a reactor"
+    assert len(threads := list(Path("/proc/self/task").iterdir())) == 1, f"would fork with {len(threads)} threads"
     gc.collect()
     gc.freeze()  # else each process copies the pages of all objects when it first collects garbage
     ended, wakeup = os.pipe()
@@ -232,6 +255,6 @@ def _become(wanted: dict[str, Any], files: Sequence[int]) -> None:
 
 if __name__ == "__main__":
     try:
-        _serve(sys.argv[1])
+        _serve(sys.argv[1], sys.argv[2:])
     except _Program:
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -51,7 +51,7 @@ def wheel(distributions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(scope="module")
 def master(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of a cluster of two workers with a core each."""
+    """URL of a cluster of one worker with two cores, each for an executor: a second worker is another JVM to start."""
     directory = tmp_path_factory.mktemp("cluster")
     java = ["env", *(f"{name}={value}" for name, value in environment.items()), str(home() / "bin" / "spark-class")]
     with ExitStack() as stack:
@@ -60,13 +60,9 @@ def master(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
             Server([*command, "--webui-port", "0"], directory / "master.log", "I have been elected leader")
         )
         (url,) = set(re.findall(r"spark://127\.0\.0\.1:\d+", server.log.read_text()))
-        worker = [*java, "org.apache.spark.deploy.worker.Worker", "--cores", "1", "--memory", "1g", "--webui-port", "0"]
-        for number in range(2):
-            place = directory / f"worker-{number}"
-            command = [*worker, "--work-dir", str(place), url]
-            stack.enter_context(
-                Server(command, directory / f"worker-{number}.log", "Successfully registered with master")
-            )
+        worker = [*java, "org.apache.spark.deploy.worker.Worker", "--cores", "2", "--memory", "2g", "--webui-port", "0"]
+        command = [*worker, "--work-dir", str(directory / "worker"), url]
+        stack.enter_context(Server(command, directory / "worker.log", "Successfully registered with master"))
         yield url
 
 
@@ -76,7 +72,14 @@ def submit(environment: dict[str, str], master: str, wheel: Path, directory: Pat
     (directory / "job.py").write_text(launcher)
     command = [str(home() / "bin" / "spark-submit"), "--master", master, "--py-files", str(wheel)]
     command += ["--conf", f"spark.executor.extraJavaOptions={environment[OPTIONS]}"]
-    command += ["--conf", "spark.executor.memory=512m", "--conf", "spark.ui.enabled=false"]
+    command += [
+        "--conf",
+        "spark.executor.memory=512m",
+        "--conf",
+        "spark.executor.cores=1",
+        "--conf",
+        "spark.ui.enabled=false",
+    ]
     command += ["--conf", "spark.log.level=WARN", "--conf", "spark.sql.shuffle.partitions=2"]
     command += [str(directory / "job.py"), *arguments]
     ran = subprocess.run(

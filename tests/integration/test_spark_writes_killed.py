@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
 from metaq import Producer, browse
 from metaq.coordination.offsets.decided_batches import DecidedBatches
@@ -20,6 +19,7 @@ from metaq.spark_connector.job import DONE, FAILED, main
 from tests.waiting import DEADLINE, eventually
 
 from .cli_helpers import Up
+from .forked_processes import spark_python
 
 TOPICS = ["once:2", "source:2", "least:2"]
 OPTIONS = ("--brokers", "2")
@@ -48,59 +48,61 @@ spark = (
 register(spark)
 """
 
-FILES_TO_TOPIC = """
-zookeeper, source, checkpoint = sys.argv[1:]
+QUERIES = """
+zookeeper, source, files, checkpoint = sys.argv[1:]
 lines = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(source)
 rows = lines.repartition(2).selectExpr("value", "CASE WHEN value LIKE '%7' THEN value END AS key", "'t' AS tag")
-query = (
-    rows.writeStream.format("metaq")
-    .options(zookeeper=zookeeper, topic="once", exactlyOnce="true", checkpointLocation=checkpoint)
-    .trigger(availableNow=True)
-    .start()
-)
-query.awaitTermination()
-"""
-
-TOPIC_TO_BOTH = """
-zookeeper, files, checkpoint = sys.argv[1:]
 options = {"subscribe": "source", "startingOffsets": "earliest", "maxOffsetsPerTrigger": "60"}
 stream = spark.readStream.format("metaq").options(zookeeper=zookeeper, **options).load()
 values = stream.selectExpr("CAST(value AS STRING) AS value")
 sinks = (
-    values.writeStream.format("parquet").option("path", files).option("checkpointLocation", checkpoint),
-    values.writeStream.format("metaq")
-    .options(zookeeper=zookeeper, topic="least", checkpointLocation=checkpoint + "-least"),
+    rows.writeStream.format("metaq").options(zookeeper=zookeeper, topic="once", exactlyOnce="true"),
+    values.writeStream.format("parquet").option("path", files),
+    values.writeStream.format("metaq").options(zookeeper=zookeeper, topic="least"),
 )
-for query in [sink.trigger(availableNow=True).start() for sink in sinks]:
+started = [
+    sink.option("checkpointLocation", f"{checkpoint}-{number}").trigger(availableNow=True).start()
+    for number, sink in enumerate(sinks)
+]
+for query in started:
     query.awaitTermination()
+with open(f"{checkpoint}-read", "w") as read:
+    read.writelines(f"{row.value}\\n" for row in spark.read.parquet(files).collect())
 """
+"""From files to a topic, exactly once; from a topic to files; and to another topic. At last, the driver writes down
+what Spark finds in the files."""
 
 
 class Job:
-    """Streaming queries in drivers that come one after the other; `checkpoint` is that of the first."""
+    """QUERIES in drivers that come one after the other."""
 
-    def __init__(self, cluster: Up, directory: Path, code: str, place: Path) -> None:
-        """place: the job's second argument."""
-        self.checkpoint = directory / "checkpoint"
-        script = directory / "job.py"
-        script.write_text(SESSION + code)
-        self._command = [sys.executable, str(script), cluster.zookeeper, str(place), str(self.checkpoint)]
+    def __init__(self, cluster: Up, directory: Path, source: Path, files: Path) -> None:
+        """source: of the first query; files: where the second writes."""
+        self.read = directory / "checkpoint-read"
+        """A line for each that Spark has found in `files`, when a driver has run to the end."""
+        self._checkpoints = [directory / f"checkpoint-{number}" for number in range(3)]
+        script, checkpoint = directory / "job.py", directory / "checkpoint"
+        script.write_text(SESSION + QUERIES)
+        self._command = [sys.executable, str(script), cluster.zookeeper, str(source), str(files), str(checkpoint)]
         self._log = directory / "log"
 
     def start(self) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as log:
-            environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+            environment = {**os.environ, "PYSPARK_PYTHON": spark_python()}
             return subprocess.Popen(self._command, stdout=log, stderr=log, env=environment, start_new_session=True)
 
-    def batches(self) -> int:
+    def batches(self, query: int = 0) -> int:
         """How many Spark has noted as done."""
-        return sum(each.name.isdigit() for each in (self.checkpoint / "commits").glob("*"))
+        return sum(each.name.isdigit() for each in (self._checkpoints[query] / "commits").glob("*"))
+
+    def _all_beyond(self, batches: list[int]) -> bool:
+        return all(self.batches(query) > done for query, done in enumerate(batches))
 
     def kill_in_the_middle(self, seconds: float) -> None:
-        """SIGKILL to the driver's Python and JVM together, `seconds` after the first batch of this life."""
-        before, driver = self.batches(), self.start()
+        """SIGKILL to the driver's Python and JVM together, `seconds` after each query's first batch of this life."""
+        before, driver = [self.batches(query) for query in range(3)], self.start()
         try:
-            eventually(lambda: self.batches() > before or driver.poll() is not None, START_SECONDS)
+            eventually(lambda: driver.poll() is not None or self._all_beyond(before), START_SECONDS)
             time.sleep(seconds)  # the random moment: nothing is waited for
             assert driver.poll() is None, f"the query ended by itself: {self._log.read_text()[-3000:]}"
         finally:
@@ -114,7 +116,7 @@ class Job:
             end(driver)
 
     def query_id(self) -> str:
-        return str((self.checkpoint / "metadata").read_text().split('"')[3])
+        return str((self._checkpoints[0] / "metadata").read_text().split('"')[3])
 
 
 def end(driver: subprocess.Popen[bytes]) -> None:
@@ -131,21 +133,26 @@ def lines(files: int) -> list[str]:
     return [f"{number:06d}" for number in range(files * LINES)]
 
 
-def test_an_exactly_once_query_whose_driver_is_killed_repeats_and_loses_nothing(
+def test_queries_whose_driver_is_killed_lose_nothing_and_exactly_once_and_files_repeat_nothing(
     cluster: Up, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source, files = tmp_path / "source", (KILLS + 1) * FILES_PER_LIFE
+    source = tmp_path / "source"
+    sent = lines((KILLS + 1) * FILES_PER_LIFE)
     source.mkdir()
-    for number in range(files):
-        (source / f"{number:04d}.txt").write_text("\n".join(lines(files)[number * LINES : (number + 1) * LINES]))
-    job = Job(cluster, tmp_path, FILES_TO_TOPIC, source)
+    with Producer(cluster.zookeeper) as producer:
+        for number, begin in enumerate(range(0, len(sent), LINES)):
+            (source / f"{number:04d}.txt").write_text("\n".join(sent[begin : begin + LINES]))
+            producer.send_batch("source", [line.encode() for line in sent[begin : begin + LINES]])
+    job = Job(cluster, tmp_path, source, tmp_path / "files")
     for _ in range(KILLS):
         moment = random.uniform(0.0, MOST_SECONDS_UNTIL_KILL)
         job.kill_in_the_middle(moment)
         with capsys.disabled():
-            print(f"killed {moment:.3f} s after its first batch, {job.batches()} batches done")
+            print(f"killed {moment:.3f} s after its first batches, {[job.batches(query) for query in range(3)]} done")
     job.run_to_the_end()
-    assert payloads(cluster, "once") == lines(files)
+    assert payloads(cluster, "once") == sent
+    assert sorted(job.read.read_text().splitlines()) == sent
+    assert set(payloads(cluster, "least")) == set(sent)
     with ZkSession(cluster.zookeeper) as session, Producer(cluster.zookeeper) as producer:
         decided = DecidedBatches(session).load(job.query_id()).decided
         assert decided is not None
@@ -160,19 +167,4 @@ def test_an_exactly_once_query_whose_driver_is_killed_repeats_and_loses_nothing(
     assert main(("forget", job.query_id(), *where)) == FAILED
     assert main(("queries", *where)) == DONE
     assert capsys.readouterr().out == ""
-    assert payloads(cluster, "once") == lines(files)
-
-
-def test_queries_on_a_topic_whose_driver_is_killed_lose_nothing_and_files_repeat_nothing(
-    cluster: Up, spark: SparkSession, tmp_path: Path
-) -> None:
-    sent, files = lines((KILLS + 1) * FILES_PER_LIFE), tmp_path / "files"
-    with Producer(cluster.zookeeper) as producer:
-        for begin in range(0, len(sent), LINES):
-            producer.send_batch("source", [line.encode() for line in sent[begin : begin + LINES]])
-    job = Job(cluster, tmp_path, TOPIC_TO_BOTH, files)
-    for _ in range(KILLS):
-        job.kill_in_the_middle(random.uniform(0.0, MOST_SECONDS_UNTIL_KILL))
-    job.run_to_the_end()
-    assert sorted(row.value for row in spark.read.parquet(str(files)).collect()) == sent
-    assert set(payloads(cluster, "least")) == set(sent)
+    assert payloads(cluster, "once") == sent

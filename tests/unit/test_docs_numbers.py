@@ -7,6 +7,7 @@ import operator
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 
@@ -421,6 +422,7 @@ def assigned(body: list[ast.stmt]) -> Iterator[tuple[str, Value]]:
                     yield target.id.lstrip("_"), value
 
 
+@cache
 def constants() -> dict[str, set[Value]]:
     """All values by each name that an entry may use: NAME, module.NAME, folder/module.NAME, Class.field."""
     found: dict[str, set[Value]] = defaultdict(set)
@@ -437,11 +439,8 @@ def constants() -> dict[str, set[Value]]:
     return found
 
 
-CONSTANTS = constants()
-
-
 def one(name: str) -> Value:
-    values = CONSTANTS.get(name, set())
+    values = constants().get(name, set())
     assert values, f"no constant {name} with a value in numbers"
     assert len(values) == 1, f"{name} is {sorted(map(str, values))}: say of which module"
     return next(iter(values))
