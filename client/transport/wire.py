@@ -37,7 +37,7 @@ from ..settings.user_config import UserConfig
 if TYPE_CHECKING:
     from .tls_socket import TlsSocket
 
-__all__ = ["TICK", "UNIX", "Endpoint", "Wire", "connect", "load_modules"]
+__all__ = ["TICK", "UNIX", "Endpoint", "Wire", "connect", "load_modules", "no_connection", "protection"]
 
 log = get_log(__name__)
 
@@ -305,7 +305,8 @@ class Wire:
         self._sock.close()
 
 
-def _no_connection(endpoint: Endpoint, seconds: float, error: OSError) -> str:
+def no_connection(endpoint: Endpoint, seconds: float, error: OSError) -> str:
+    """Return the text of the error for a broker to which no connection could be made within `seconds`."""
     if isinstance(error, TimeoutError):
         return f"no connection to {endpoint} within {seconds:.1f} s"
     if isinstance(error, socket.gaierror):
@@ -340,6 +341,19 @@ def load_modules(config: ConnectionConfig) -> None:
         from . import login  # noqa: F401
 
 
+def protection(
+    endpoint: Endpoint, tls: TlsConfig | None, user: UserConfig | None
+) -> tuple[TlsConfig | None, UserConfig | None]:
+    """Return how a client with these settings connects to this address: with which TLS, and as which user. Raises
+    BrokerUnavailable if the broker has no address for this client.
+    """
+    if endpoint.is_local:
+        return None, None  # the kernel tells the broker who the user is
+    if not endpoint.port:
+        raise BrokerUnavailable(endpoint.host)  # the reason why there is no address (at_listener)
+    return tls, user
+
+
 def connect(
     endpoint: Endpoint,
     seconds: float,
@@ -354,17 +368,14 @@ def connect(
     the one that knows the user. Raises ConfigError if the files of `tls` or the user's password cannot be used.
     """
     deadline = clock() + seconds
-    if endpoint.is_local:  # the kernel tells the broker who the user is
-        tls = user = None
-    elif not endpoint.port:
-        raise BrokerUnavailable(endpoint.host)  # the reason why there is no address (at_listener)
+    tls, user = protection(endpoint, tls, user)
     context = None if tls is None else tls.context()
     try:
         sock = _connect_local(endpoint, seconds) if endpoint.is_local else _connect(endpoint, seconds)
     except OSError as error:
         if is_interrupt(error):
             raise
-        raise BrokerUnavailable(_no_connection(endpoint, seconds, error)) from error
+        raise BrokerUnavailable(no_connection(endpoint, seconds, error)) from error
     try:
         opening, version = Opening(), None
         asked: socket.socket | TlsSocket = sock

@@ -143,6 +143,7 @@ FLOORS = {
         "consumer",
         "shared",
         "browsing",
+        "aio",
     ),
 }
 """The rooms of a folder, each above those that it may import from, at run time and for types."""
