@@ -1,6 +1,7 @@
-"""The client for asyncio: `from metaq.aio import Producer`. docs/asyncio.md describes it."""
+"""The client for asyncio: `from metaq.aio import Consumer, Producer`. docs/asyncio.md describes it."""
 
+from metaq.client.aio.consumer import Consumer as Consumer
 from metaq.client.aio.producer import Delivery as Delivery
 from metaq.client.aio.producer import Producer as Producer
 
-__all__ = ["Delivery", "Producer"]
+__all__ = ["Consumer", "Delivery", "Producer"]

@@ -12,7 +12,7 @@ import select
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
 from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.client_stream import ClientStream, Opening, Reply
@@ -31,6 +31,7 @@ from ..runtime.waiting import Exchange, OnBegun, OnDone, Waiter
 from ..settings.config import ConnectionConfig
 from ..transport.channel import Build
 from ..transport.wire import TICK, UNIX, Endpoint, no_connection, protection
+from .loop import on_loop
 
 if TYPE_CHECKING:
     from metaq.protocol.tls import TlsStream
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 __all__ = ["LoopConnection", "OnThread", "open_connection"]
 
 log = get_log(__name__)
-
-T = TypeVar("T")
 
 _JUST_NOW_SECONDS = 0.001
 """If data arrived at most this number of seconds ago, a send does not check whether the broker has closed the
@@ -110,8 +109,8 @@ class LoopConnection(asyncio.Protocol):
         """
         if self.failure is None and not self._stream.pending and now - self._last_traffic >= _JUST_NOW_SECONDS:
             poll = select.poll()
-            poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
-            if poll.poll(0):  # without a request nothing but the end of the connection can be there
+            poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
+            if poll.poll(0):
                 self.fail(BrokerUnavailable(f"{self.endpoint} has closed the connection"))
         return self.failure
 
@@ -150,7 +149,7 @@ class LoopConnection(asyncio.Protocol):
             self._look_is_set = True
             self._loop.call_later(TICK, self._look)
 
-    async def call(self, build: Build, timeout: float | None = None) -> Reply:
+    async def ask(self, build: Build, timeout: float | None = None) -> Reply:
         """Send a request, and wait at most `timeout` seconds for its answer (default: the request timeout). Raises
         RequestTimedOut, BrokerUnavailable, LocalProtocolError. An error answer is returned, not raised.
         """
@@ -167,6 +166,14 @@ class LoopConnection(asyncio.Protocol):
         seconds = self._config.request_timeout_seconds if timeout is None else timeout
         self.submit(build, done, self._clock() + seconds)
         return await future
+
+    def call(self, build: Build, timeout: float | None = None) -> Reply:
+        """Do the same as `ask`, on another thread than the event loop's, and block this thread meanwhile."""
+        seconds = self._config.request_timeout_seconds if timeout is None else timeout
+        return on_loop(self._loop, self.ask(build, seconds), seconds)
+
+    def read_in_background(self) -> None:
+        """Do nothing: the event loop reads all connections."""
 
     def drive(self, waiter: Waiter, deadline: float) -> None:
         """Raise ClientError: on an event loop no thread may wait for an answer."""

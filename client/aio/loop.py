@@ -7,18 +7,39 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from metaq.coordination.runtime.logs import get_log
+from metaq.protocol.errors import RequestTimedOut
 
-__all__ = ["BlockingThread", "LoopTimers", "WaitingTasks"]
+__all__ = ["BlockingThread", "LoopTimers", "WaitingTasks", "on_loop"]
 
 log = get_log(__name__)
 
 T = TypeVar("T")
+
+_BUSY_SECONDS = 5.0
+"""A thread that waits for an event loop waits this much longer than the work on the loop may take, because the loop may
+be busy with other work.
+"""
+
+
+def on_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], seconds: float) -> T:
+    """Run `work`, which ends within `seconds`, on the event loop. Block the calling thread, which must not be the
+    loop's, until it has ended; return its result or raise its exception. Raises RequestTimedOut if the loop does not
+    run any more, or has been busy for so long.
+    """
+    try:
+        return asyncio.run_coroutine_threadsafe(work, loop).result(seconds + _BUSY_SECONDS)
+    except (RuntimeError, CancelledError):  # the loop is closed, or was closed meanwhile
+        work.close()
+        raise RequestTimedOut("the event loop of this client is closed") from None
+    except TimeoutError:
+        raise RequestTimedOut(f"the event loop of this client has been busy or stopped for {seconds:g} s") from None
 
 
 class LoopTimers:
@@ -156,6 +177,7 @@ class BlockingThread:
     def _work(self) -> None:
         while (job := self._todo.get()) is not None:
             job()
+            del job  # what it refers to must not live until the next call
 
     def _do(self, action: Callable[[], T], future: asyncio.Future[T]) -> None:
         if future.cancelled():

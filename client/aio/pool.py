@@ -1,11 +1,14 @@
 """The connections of one client on an event loop, one for each broker. transport/core.py decides when to connect, to
-reconnect and to close; this module executes these decisions. Everything runs on the event loop's thread.
+reconnect and to close; this module executes these decisions. Everything runs on the event loop's thread, except where
+a method says otherwise.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from functools import partial
 
 from metaq.coordination.runtime.backoff import Backoff
@@ -16,7 +19,7 @@ from ..settings.config import ConnectionConfig
 from ..transport.core import Due, Link, PoolCore
 from ..transport.wire import Endpoint, load_modules
 from .connection import LoopConnection, open_connection
-from .loop import BlockingThread
+from .loop import BlockingThread, on_loop
 
 __all__ = ["LoopPool"]
 
@@ -52,6 +55,7 @@ class LoopPool:
         self._clock = clock
         self._core = PoolCore(config, _Link, random)
         self._thread = BlockingThread("metaq-names", loop)
+        self._thread_id = threading.get_ident()
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -61,9 +65,12 @@ class LoopPool:
 
     def connection(self, endpoint: Endpoint, timeout: float = 0.0) -> LoopConnection:
         """Return the open connection to the broker at `endpoint`, or to the node that this broker has named as the
-        leader. timeout: ignored. Raises BrokerUnavailable if there is none, and AccessRefused if the broker has refused
-        the login in the last attempt.
+        leader. Raises BrokerUnavailable if there is none, and AccessRefused if the broker has refused the login in the
+        last attempt. On another thread than the event loop's, connect first if necessary, and block meanwhile. timeout:
+        ignored, because an attempt to connect always has the configured time.
         """
+        if threading.get_ident() != self._thread_id:
+            return on_loop(self._loop, self.connected(endpoint), self._config.connect_timeout_seconds)
         connection = self.open_connection(endpoint)
         if connection is None:
             raise BrokerUnavailable(f"no connection to {endpoint} yet")
@@ -103,11 +110,15 @@ class LoopPool:
         return self.connection(endpoint)
 
     def follow(self, error: MetaqError) -> float | None:
-        """See ConnectionPool.follow."""
+        """See ConnectionPool.follow. Any thread may call this."""
         return self._core.follow(error, self._clock())
 
     def listed(self, masters: Mapping[int, Endpoint], others: Collection[Endpoint] = ()) -> None:
-        """See ConnectionPool.listed."""
+        """See ConnectionPool.listed. Any thread may call this; on another thread it takes effect soon."""
+        if threading.get_ident() != self._thread_id:
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self.listed, masters, others)
+            return
         gone, is_earlier = self._core.listed(masters, others, self._clock())
         for link in gone:
             _close(link)
@@ -116,8 +127,12 @@ class LoopPool:
 
     def close(self, timeout: float = 0.0) -> None:
         """Close all connections. Requests in flight end on the loop's next turn. timeout: ignored, because the method
-        does not wait. Further calls do nothing.
+        does not wait. Further calls do nothing. Any thread may call this.
         """
+        if threading.get_ident() != self._thread_id:
+            with suppress(RuntimeError):  # the loop is closed, and with it the connections
+                self._loop.call_soon_threadsafe(self.close)
+            return
         for link in self._core.close():
             _close(link)
         if self._timer is not None:

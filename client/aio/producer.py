@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
@@ -127,7 +126,7 @@ class Producer:
         self._selector = None if selector is None else check_selector(selector)
         self._cluster = connect, root
         self._default_topic = default_topic
-        self._given_metadata = metadata
+        self._given_metadata = self._cluster_metadata = metadata
         self._clock = clock
         self._random = random
         self._seconds = self._config.delivery_timeout_seconds
@@ -168,8 +167,8 @@ class Producer:
             self._metadata = LoopMetadata(metadata, thread, loop)
             if self._default_topic is not None:
                 await self._metadata.learn(self._default_topic)
-        except BaseException:
-            thread.close()
+        except BaseException:  # also if this task is cancelled while the thread still connects
+            self._end_metadata(END_SECONDS)
             raise
         self._pool = LoopPool(self._config.connection, loop, self._clock, self._random)
         router = Router(self._metadata, self._pool, self._selector, self._default_topic, self._clock, self._random)
@@ -189,13 +188,22 @@ class Producer:
 
     def _read_cluster(self) -> Metadata:
         """Connect to ZooKeeper. Runs on the thread for blocking calls."""
-        metadata = zookeeper_metadata(*self._cluster, self._config)
-        try:
-            metadata.start(self._config.start_timeout_seconds)
-        except BaseException:
-            metadata.close(END_SECONDS)
-            raise
+        metadata = self._cluster_metadata = zookeeper_metadata(*self._cluster, self._config)
+        metadata.start(self._config.start_timeout_seconds)
         return metadata
+
+    def _end_metadata(self, seconds: float) -> asyncio.Future[None]:
+        """Let the thread for blocking calls close the session to ZooKeeper within `seconds`, and end. Return the future
+        of the closing.
+        """
+
+        def close() -> None:
+            if self._cluster_metadata is not None:
+                self._cluster_metadata.close(seconds)
+
+        ending = self._thread.begin(close)
+        self._thread.close()
+        return ending
 
     # --- sending ----------------------------------------------------------------------------------------------------
 
@@ -271,7 +279,7 @@ class Producer:
                 if endpoint is None:
                     raise NoPartition(f"topic {topic!r}: broker {broker} is not registered any more")
                 connection = await self._pool.connected(endpoint)
-                reply: Reply = await connection.call(cancelling.request, deadline - self._clock())
+                reply: Reply = await connection.ask(cancelling.request, deadline - self._clock())
                 return cancelling.is_cancelled(cancelling.state(reply, connection))
             except MetaqError as error:
                 pause = cancelling.pause_after(error, self._clock())
@@ -310,9 +318,7 @@ class Producer:
             if self._is_open:
                 self._is_open = False
                 self._driver.close(left)
-                ending = self._thread.begin(partial(self._metadata.close, max(left.seconds, END_SECONDS)))
-                self._thread.close()
-                await asyncio.shield(ending)
+                await asyncio.shield(self._end_metadata(max(left.seconds, END_SECONDS)))
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -325,7 +331,9 @@ class Producer:
 
     def __del__(self) -> None:
         if getattr(self, "_is_open", False):
-            warnings.warn("a Producer was not closed: its messages may be lost", ResourceWarning, 2, source=self)
+            words = "this Producer was not closed, so its last messages may be lost: use `async with Producer(...)`"
+            self._end_metadata(END_SECONDS)
+            warnings.warn(words, ResourceWarning, 2, source=self)
 
     # --- accepting --------------------------------------------------------------------------------------------------
 

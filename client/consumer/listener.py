@@ -26,7 +26,7 @@ from ..fetching.fetcher import Fetcher
 from ..fetching.tuning import ALONE_LOOK_SECONDS, HANDLER_MESSAGES, SENDING_LOOK_SECONDS, STOP_LOOK_SECONDS
 from ..records.message import Message
 from ..records.results import TopicPartition
-from ..runtime.timers import TimeLeft, Timers
+from ..runtime.timers import Scheduler, TimeLeft
 from .rejected import RejectHandler
 from .retrying import FailedMessages
 from .self_checks import PollWatch
@@ -100,7 +100,7 @@ class Listener:
         handling: Handling,
         core: ConsumerCore,
         fetcher: Fetcher,
-        timers: Timers,
+        timers: Scheduler,
         poll_watch: PollWatch,
         may_work: Callable[[], bool],
         choose: Callable[[Handling], Handling | None] | None = None,

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
+from metaq.protocol.client_stream import Reply
 from metaq.protocol.errors import MetaqError
 from metaq.protocol.record import Buffer
 
@@ -48,6 +49,8 @@ class Channel(Protocol):
         background: bool = True,
         on_begun: OnBegun | None = None,
     ) -> None: ...
+    def call(self, build: Build, timeout: float | None = None) -> Reply: ...
+    def read_in_background(self) -> None: ...
     def drive(self, waiter: Waiter, deadline: float) -> None: ...
 
 
