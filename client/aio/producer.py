@@ -42,6 +42,11 @@ __all__ = ["Delivery", "Producer"]
 
 T = TypeVar("T")
 
+_TURN_SECONDS = 0.001
+"""A loop of `produce` calls, which need not wait, lets the event loop work after this number of seconds. Otherwise no
+answer would be read, and no other task would run, before the buffer is full.
+"""
+
 
 class Delivery(Generic[T]):
     """The outcome of a message that `produce` has accepted. `await delivery` returns the message's result, or raises
@@ -131,6 +136,7 @@ class Producer:
         self._random = random
         self._seconds = self._config.delivery_timeout_seconds
         self._packer = Packer.of(self._config)
+        self._turn_began = 0.0
         self._is_open = False
         self._was_started = False
 
@@ -226,6 +232,8 @@ class Producer:
         the first message of a topic until the topic is read from ZooKeeper. If it raises an error, also CancelledError,
         the message was not accepted and will not be stored.
         """
+        if self._clock() - self._turn_began > _TURN_SECONDS:
+            await self._turn()
         return Delivery(await self._begin(topic, payload, timeout, options))
 
     async def send_batch(
@@ -250,7 +258,14 @@ class Producer:
         **options: Unpack[SendOptions],
     ) -> Delivery[Sequence[SendResult]]:
         """Accept the messages of a batch as `send_batch` does, but return their Delivery at once, as `produce`."""
+        if self._clock() - self._turn_began > _TURN_SECONDS:
+            await self._turn()
         return Delivery(await self._begin_batch(topic, payloads, timeout, options))
+
+    async def _turn(self) -> None:
+        """Let the event loop run other tasks, and send and receive."""
+        await asyncio.sleep(0)
+        self._turn_began = self._clock()
 
     async def reply(
         self, request: Message, payload: Buffer, *, timeout: Duration | None = None, **options: Unpack[SendOptions]
