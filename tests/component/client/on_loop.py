@@ -2,14 +2,33 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Coroutine
 from concurrent.futures import Future
 from typing import Any, Self, TypeVar
 
+from metaq import ConnectionConfig
 from metaq.aio import Producer
+from metaq.client.aio.connection import open_connection
+from metaq.client.aio.loop import BlockingThread
+from metaq.client.transport.connection import Endpoint
 from tests.waiting import DEADLINE
 
 T = TypeVar("T")
+
+
+def try_to_connect(endpoint: Endpoint, config: ConnectionConfig) -> None:
+    """Open a connection on an event loop, and close it."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        thread = BlockingThread("test-names", loop)
+        try:
+            (await open_connection(endpoint, config, thread.run, loop, time.monotonic)).close()
+        finally:
+            thread.close()
+
+    asyncio.run(main())
 
 
 class Loop:
