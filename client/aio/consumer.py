@@ -37,7 +37,7 @@ from .fetching import LoopFetcher
 from .loop import BlockingThread, LoopTimers
 from .pool import LoopPool
 
-__all__ = ["Consumer"]
+__all__ = ["AsyncConsumer"]
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ other tasks.
 """
 
 
-class Consumer:
+class AsyncConsumer:
     """A member of a consumer group that reads topics, for asyncio. The messages, their order, the commits and the
     settings are those of the Consumer with threads. Use it by `async with Consumer(...) as consumer`, or call `start`
     and `close`. It belongs to the event loop on which it was started; only one task at a time may poll.

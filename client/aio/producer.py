@@ -38,7 +38,7 @@ from .producing import LoopDriver
 if TYPE_CHECKING:
     from ..records.message import Message
 
-__all__ = ["Delivery", "Producer"]
+__all__ = ["AsyncProducer", "SendOutcome"]
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ answer would be read, and no other task would run, before the buffer is full.
 """
 
 
-class Delivery(Generic[T]):
+class SendOutcome(Generic[T]):
     """The outcome of a message that `produce` has accepted. `await delivery` returns the message's result, or raises
     the error of its send. If a task that waits is cancelled, the message and this object are not affected: the object
     can be awaited again, by any number of tasks.
@@ -74,7 +74,7 @@ class Delivery(Generic[T]):
         """Return the error; None if the message is stored. Raises asyncio.InvalidStateError if it is not known yet."""
         return self._future.exception()
 
-    def add_done_callback(self, callback: Callable[[Delivery[T]], object]) -> None:
+    def add_done_callback(self, callback: Callable[[SendOutcome[T]], object]) -> None:
         """Call `callback(self)` on the event loop when the outcome is known."""
         self._future.add_done_callback(lambda _: callback(self))
 
@@ -100,7 +100,7 @@ class _Futures:
                 future.set_result(result)
 
 
-class Producer:
+class AsyncProducer:
     """A client that sends messages from an event loop. The arguments, results and errors are those of the Producer with
     threads, and so are batching, retries and the choice of partitions. All methods are called on the event loop that
     has started the producer; any number of tasks may use it.
@@ -227,14 +227,14 @@ class Producer:
 
     async def produce(
         self, topic: str, payload: Buffer, *, timeout: Duration | None = None, **options: Unpack[SendOptions]
-    ) -> Delivery[SendResult]:
-        """Accept one message for sending, and return its Delivery. The call waits only for room in the buffer, and for
-        the first message of a topic until the topic is read from ZooKeeper. If it raises an error, also CancelledError,
-        the message was not accepted and will not be stored.
+    ) -> SendOutcome[SendResult]:
+        """Accept one message for sending, and return its SendOutcome. The call waits only for room in the buffer, and
+        for the first message of a topic until the topic is read from ZooKeeper. If it raises an error, also
+        CancelledError, the message was not accepted and will not be stored.
         """
         if self._clock() - self._turn_began > _TURN_SECONDS:
             await self._turn()
-        return Delivery(await self._begin(topic, payload, timeout, options))
+        return SendOutcome(await self._begin(topic, payload, timeout, options))
 
     async def send_batch(
         self,
@@ -256,11 +256,11 @@ class Producer:
         *,
         timeout: Duration | None = None,
         **options: Unpack[SendOptions],
-    ) -> Delivery[Sequence[SendResult]]:
-        """Accept the messages of a batch as `send_batch` does, but return their Delivery at once, as `produce`."""
+    ) -> SendOutcome[Sequence[SendResult]]:
+        """Accept the messages of a batch as `send_batch` does, but return their SendOutcome at once, as `produce`."""
         if self._clock() - self._turn_began > _TURN_SECONDS:
             await self._turn()
-        return Delivery(await self._begin_batch(topic, payloads, timeout, options))
+        return SendOutcome(await self._begin_batch(topic, payloads, timeout, options))
 
     async def _turn(self) -> None:
         """Let the event loop run other tasks, and send and receive."""

@@ -18,7 +18,7 @@ from metaq.protocol.errors import (
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.statuses import RequestCode
 
-from ..questions.asking import Answered, Asked, Follow, accepted, ask
+from ..questions.asking import Asked, Follow, HasEndpoint, accepted, ask
 from ..records.results import SendResult, TopicPartition
 from ..transport.connection import Connection, Reply
 
@@ -80,7 +80,7 @@ class Cancelling:
         ext = CancelDelayedRequest(self.partition.topic, self.partition.partition, self._id).to_ext()
         return (encode_frame(RequestCode.CANCEL_DELAYED, opaque, ext),)
 
-    def state(self, reply: Reply, connection: Answered) -> Cancelled:
+    def state(self, reply: Reply, connection: HasEndpoint) -> Cancelled:
         """Return what the answer to the request tells. Raises the error that belongs to it."""
         frame = accepted(reply, connection, self.partition, ())
         return Cancelled(CancelDelayedReply.from_ext(frame.ext).state)

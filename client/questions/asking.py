@@ -24,9 +24,9 @@ from ..transport.connection import Build, Endpoint, Reply
 
 __all__ = [
     "LEADER_SECONDS",
-    "Answered",
     "Asked",
     "Follow",
+    "HasEndpoint",
     "accepted",
     "as_frame",
     "as_result",
@@ -48,14 +48,14 @@ with the error NotLeader.
 """
 
 
-class Answered(Protocol):
+class HasEndpoint(Protocol):
     """The attribute of a connection that the texts of errors name."""
 
     @property
     def endpoint(self) -> Endpoint: ...
 
 
-class Asked(Answered, Protocol):
+class Asked(HasEndpoint, Protocol):
     """The methods and attributes of a Connection that the functions of this package use."""
 
     @property
@@ -113,7 +113,7 @@ def ask(
     return accepted(reply, connection, partition, fine)
 
 
-def accepted(reply: Reply, connection: Answered, partition: TopicPartition, fine: tuple[int, ...]) -> Frame:
+def accepted(reply: Reply, connection: HasEndpoint, partition: TopicPartition, fine: tuple[int, ...]) -> Frame:
     """Return the reply if it is a frame with the code SUCCESS or one of the codes in `fine`. Otherwise raise the error
     that belongs to the reply's code or, if the reply is no frame, RemoteProtocolError.
     """
@@ -123,7 +123,7 @@ def accepted(reply: Reply, connection: Answered, partition: TopicPartition, fine
     return frame
 
 
-def as_frame(reply: Reply, connection: Answered) -> Frame:
+def as_frame(reply: Reply, connection: HasEndpoint) -> Frame:
     """Return the reply, which must be a frame. Raises RemoteProtocolError if it is not a frame."""
     if not isinstance(reply, Frame):
         raise RemoteProtocolError(f"{connection.endpoint} answered a frame with text")

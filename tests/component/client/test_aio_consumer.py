@@ -5,12 +5,14 @@ import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import count
+from typing import Any
 
 import pytest
 
 from metaq import Consumer as ThreadConsumer
 from metaq import ConsumerConfig, Last, Message, Producer, TopicPartition
 from metaq.aio import Consumer
+from metaq.aio import Producer as AsyncProducer
 from metaq.errors import ClientError, ConfigError, NotOwner
 from metaq.testing import Cluster
 from tests.waiting import DEADLINE, eventually
@@ -37,7 +39,7 @@ def topic(cluster: Cluster) -> str:
     return name
 
 
-def consumer(cluster: Cluster, topic: str, group: str = "g", **options: object) -> Consumer:
+def consumer(cluster: Cluster, topic: str, group: str = "g", **options: Any) -> Consumer:
     return Consumer(cluster.zookeeper, group=f"{group}-{topic}", topics=[topic], **options)
 
 
@@ -99,7 +101,7 @@ def test_a_member_with_threads_and_one_on_a_loop_share_a_group(cluster, sender, 
     told: list[tuple[str, int]] = []
 
     async def main() -> None:
-        options = {
+        options: dict[str, Any] = {
             "on_assigned": lambda partitions: told.append(("assigned", len(partitions))),
             "on_revoked": lambda partitions: told.append(("revoked", len(partitions))),
         }
@@ -128,6 +130,7 @@ def test_a_member_with_threads_and_one_on_a_loop_share_a_group(cluster, sender, 
                 assert sorted(mine + others) == list(range(100))
                 await asyncio.to_thread(other.close)
             await all_assigned(member, 4)
+            await member.poll(timeout=0.02)  # its call-backs may still be due
         assert told == [("assigned", 4), ("revoked", 2), ("assigned", 2)]
 
     asyncio.run(main())
@@ -171,6 +174,21 @@ def test_seeks_find_offsets_times_and_ends(cluster, sender, topic):
                 await member.seek(TopicPartition("other", 0, 0), 0)
             with pytest.raises(ConfigError):
                 await member.seek(where, "somewhere")
+
+    asyncio.run(main())
+
+
+def test_a_request_of_a_client_with_threads_is_answered(cluster, sender, topic):
+    cluster.create_topic("%REPLY%")
+
+    async def main() -> None:
+        async with AsyncProducer(cluster.zookeeper) as producer, consumer(cluster, topic) as member:
+            asking = asyncio.create_task(asyncio.to_thread(sender.request, topic, b"ping", key="k", timeout=DEADLINE))
+            (asked,) = await member.poll(timeout=DEADLINE)
+            await producer.reply(asked, b"pong")
+            assert (await asyncio.wrap_future(await asking)).payload == b"pong"
+            found = await member.query_message(topic, "k")
+            assert [each.message.payload for each in found.found] == [b"ping"]
 
     asyncio.run(main())
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from metaq import ProducerConfig
-from metaq.aio import Producer
+from metaq import ProducerConfig, SendResult
+from metaq.aio import Producer, SendOutcome
 from metaq.client.settings.config import Protocol
 from metaq.errors import ClientError, MessageNotFound, MetaqError, NoPartition, RequestTimedOut
 from metaq.testing import FakeBroker, FakeCluster
@@ -128,6 +128,8 @@ def test_a_delivery_tells_the_outcome_although_the_task_that_waited_was_cancelle
         async with Producer(metadata=cluster, config=FAST) as producer:
             broker.silent = True
             delivery = await producer.produce("t", b"1", timeout=DEADLINE)
+            told: list[SendOutcome[SendResult]] = []
+            delivery.add_done_callback(told.append)
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.05):
                     await delivery
@@ -136,6 +138,9 @@ def test_a_delivery_tells_the_outcome_although_the_task_that_waited_was_cancelle
             broker.drop_connections()
             result = await delivery
             assert delivery.result() == result
+            assert delivery.exception() is None
+            await asyncio.sleep(0)
+            assert told == [delivery]
 
     asyncio.run(main())
     assert everything(broker) == [b"1"]
@@ -224,9 +229,10 @@ def test_a_producer_that_is_not_started_says_how_to_start_it(cluster):
     asyncio.run(main())
 
 
-def test_a_direct_producer_needs_no_zookeeper(broker: FakeBroker):
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])  # a name is looked up, and may have several addresses
+def test_a_direct_producer_needs_no_zookeeper(broker: FakeBroker, host: str):
     async def main() -> None:
-        async with Producer.direct(f"{broker.endpoint.host}:{broker.endpoint.port}", config=FAST) as producer:
+        async with Producer.direct(f"{host}:{broker.endpoint.port}", config=FAST) as producer:
             await producer.send("t", b"1")
 
     asyncio.run(main())

@@ -29,6 +29,7 @@ from metaq.client.browsing.browser import PartitionReader
 from metaq.client.transport.connection import Endpoint, open_connection
 from metaq.client.transport.metadata import TopicView
 from metaq.client.transport.pool import ConnectionPool
+from metaq.client.transport.wire import UNIX
 from metaq.errors import AccessRefused, BrokerUnavailable, XaError
 from metaq.protocol.frames import Frame
 from metaq.protocol.limits import FRAMES_MARK
@@ -134,6 +135,29 @@ def test_a_connection_without_a_login_is_refused_and_closed(pki, config, serve, 
     with peer(pki, serve, version) as here, pytest.raises(AccessRefused, match=said) as refused:
         connect(here.endpoint, config)
     assert SECRET not in str(refused.value)
+
+
+@BOTH
+def test_a_unix_socket_needs_neither_tls_nor_a_login(config, connect, tmp_path):
+    path = str(tmp_path / "broker")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen()
+
+        def serve():
+            sock, _ = listening.accept()
+            with sock:
+                assert sock.recv(4096).startswith(b"version ")
+                sock.sendall(encode_result(200, FRAMES_MARK, 0))
+                while sock.recv(4096):
+                    pass
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        if (connection := connect(Endpoint(f"{UNIX}{path}", 0), config)) is not None:
+            connection.close()
+        serving.join(DEADLINE)
+        assert not serving.is_alive()
 
 
 @BOTH
