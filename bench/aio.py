@@ -7,6 +7,7 @@ processor time is that of the client's process, which another load of the machin
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import tempfile
 import time
@@ -130,7 +131,7 @@ def main(rounds: int) -> None:
         "flush.",
         "*Processor time*: of the client for each message.",
         "",
-        f"{machine['processor']}, Python {machine['python']}.",
+        f"{machine['processor']}, Python {machine['python']}, load average {os.getloadavg()[0]:.0f} at the start.",
         "",
         "| case | threads, msg/s | asyncio, msg/s | ratio | threads, µs | asyncio, µs |",
         "|---|---|---|---|---|---|",
