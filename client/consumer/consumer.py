@@ -22,7 +22,8 @@ from metaq.protocol.own_topics import retry_topic
 from metaq.protocol.remoting import DEFAULT_FOUND_MESSAGES
 
 from ..fetching.core import Accept, ConsumerCore
-from ..fetching.fetcher import Fetcher
+from ..fetching.cursor import PartitionCursor, Request
+from ..fetching.fetcher import EndpointOf, Fetcher
 from ..fetching.nearest_nodes import Nearby
 from ..fetching.notices import OnPartitions
 from ..fetching.pauses import PlacesGiven, places_given
@@ -38,11 +39,12 @@ from ..records.health import ConsumerHealth
 from ..records.message import Message
 from ..records.results import Lag, TopicPartition
 from ..runtime.durations import Duration, check_timeout, check_wait
-from ..runtime.timers import END_SECONDS, TimeLeft, Timers
+from ..runtime.timers import END_SECONDS, Scheduler, TimeLeft, Timers
 from ..serializers.base import Deserializer, deserializers
 from ..settings.config import (
     BROWSE_BYTES,
     MAX_RETRIES,
+    ConnectionConfig,
     ProducerConfig,
     check_call_back,
     check_call_backs,
@@ -54,7 +56,7 @@ from ..settings.config import (
 )
 from ..settings.consumer_config import ConsumerConfig, MovedReading, check_tags, check_where
 from ..settings.moved_options import with_moved
-from ..transport.connection import Connection
+from ..transport.channel import Channel, Channels
 from ..transport.pool import ConnectionPool
 from ..transport.zookeeper import zk_session
 from .beginnings import Beginnings
@@ -140,9 +142,9 @@ class Consumer(Poller):
         self._failed: FailedMessages | None = None
         # whether it also reads the group's failed messages, which only run() with a Retry can handle
         self._reads_failed = False
-        self._timers = Timers("metaq-fetch")
+        self._timers = self._make_timers()
         self._commit_timers = Timers("metaq-commit")
-        self._pool = ConnectionPool(config.connection)
+        self._pool = self._make_pool(config.connection)
         self._cluster = connect, root
         self._session = zk_session(connect, root, config.session_timeout_seconds, config=config.connection)
         self._view = ClusterView(self._session)
@@ -163,12 +165,8 @@ class Consumer(Poller):
         nearby = self._nearby = Nearby(self._session, config.zone, lambda broker_id: fetcher.nearest_changed(broker_id))
         if config.read_from == "nearest" and config.connection.listener is None:  # followers publish no listeners
             core.nearest = nearby.nodes
-        fetcher = Fetcher(
-            core,
-            self._pool,
-            lambda partition: member.endpoint_of(partition),
-            self._timers,
-            lambda request: beginnings.put(request),
+        fetcher = self._make_fetcher(
+            core, lambda partition: member.endpoint_of(partition), lambda request: beginnings.put(request)
         )
         super().__init__(core, fetcher)
         membership = GroupMembership(
@@ -210,6 +208,18 @@ class Consumer(Poller):
             self.close()
             raise
 
+    # The consumer of an event loop replaces these three.
+
+    def _make_timers(self) -> Scheduler:
+        """Return the scheduler of the pauses before requests and of the checks of the group."""
+        return Timers("metaq-fetch")
+
+    def _make_pool(self, config: ConnectionConfig) -> Channels:
+        return ConnectionPool(config)
+
+    def _make_fetcher(self, core: ConsumerCore, endpoint_of: EndpointOf, record: Callable[[Request], None]) -> Fetcher:
+        return Fetcher(core, self._pool, endpoint_of, self._timers, record)
+
     def _abandon(self) -> None:
         """Close the objects that the constructor had created before an interrupt ended it. They are closed in the
         background; this call does not wait.
@@ -249,9 +259,12 @@ class Consumer(Poller):
         self._core.in_doubt = self._watch.may_have_lost_everything()
 
     def _wait(self, seconds: float) -> None:
-        if self._core.in_doubt:  # no arrival wakes this thread when the doubt ends: messages wait already
-            seconds = min(seconds, DOUBT_LOOK_SECONDS)
-        self._poll_watch.wait(partial(super()._wait, seconds))
+        self._poll_watch.wait(partial(super()._wait, self._longest_wait(seconds)))
+
+    def _longest_wait(self, seconds: float) -> float:
+        """Return for how long a poll that has `seconds` left may wait before it looks for messages again."""
+        # no arrival wakes the poll when a doubt ends: messages wait already
+        return min(seconds, DOUBT_LOOK_SECONDS) if self._core.in_doubt else seconds
 
     # --- handlers ---------------------------------------------------------------------------------------------------
 
@@ -582,9 +595,16 @@ class Consumer(Poller):
         only the text protocol.
         """
         self._settle()
-        cursor = self._core.cursor(partition)
+        self._move(self._core.cursor(partition), self._place(partition, to))
+
+    def _place(self, partition: TopicPartition, to: int | str | Place) -> int:
+        """Return the byte offset of a position in an owned partition. Raises the errors of `seek`."""
+        self._core.cursor(partition)
         found = locate(to, [partition.topic], self._finder, "to")
-        cursor.moved_to(found if isinstance(found, int) else self._ask(partition, found))
+        return found if isinstance(found, int) else self._ask(partition, found)
+
+    def _move(self, cursor: PartitionCursor, offset: int) -> None:
+        cursor.moved_to(offset)
         self._fetcher.serve_soon()
 
     def health(self) -> ConsumerHealth:
@@ -671,10 +691,10 @@ class Consumer(Poller):
         self._check_open()
         return self._finder.query_message(topic, key, max_messages, begin, end)
 
-    def _ask(self, partition: TopicPartition, question: Callable[[Connection, TopicPartition], _T]) -> _T:
+    def _ask(self, partition: TopicPartition, question: Callable[[Channel, TopicPartition], _T]) -> _T:
         return following(self._pool.follow, lambda: question(self._connection(partition), partition))
 
-    def _connection(self, partition: TopicPartition) -> Connection:
+    def _connection(self, partition: TopicPartition) -> Channel:
         """Return a connection to the broker from which this consumer reads a partition. As long as the membership knows
         no node of this broker, because the consumer has not joined its group yet, look the broker up in the list of
         registered brokers.

@@ -25,7 +25,7 @@ from ..fetching.notices import Notice
 from ..questions.sources import endpoint_at, source_of
 from ..records.results import TopicPartition
 from ..runtime.nearest import published_nowhere
-from ..runtime.timers import Timers
+from ..runtime.timers import Scheduler
 from ..transport.connection import Endpoint
 from .core import MemberCore
 from .kept_positions import KeptPositions
@@ -54,7 +54,7 @@ class GroupMember:
         committer: OffsetCommitter,
         core: ConsumerCore,
         fetcher: Fetcher,
-        timers: Timers,
+        timers: Scheduler,
         view: ClusterView,
         is_idle: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,

@@ -14,7 +14,8 @@ from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.errors import MetaqError
 
 from ..questions.sources import endpoint_at
-from ..transport.connection import Connection, Endpoint
+from ..transport.channel import Channel
+from ..transport.connection import Endpoint
 
 __all__ = ["Keeping", "KeepingBrokers"]
 
@@ -35,7 +36,7 @@ class KeepingBrokers:
     a new connection to a broker; raises MetaqError.
     """
 
-    def __init__(self, view: ClusterView, connect: Callable[[Endpoint], Connection]) -> None:
+    def __init__(self, view: ClusterView, connect: Callable[[Endpoint], Channel]) -> None:
         self._view = view
         self._connect = connect
 

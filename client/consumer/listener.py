@@ -32,7 +32,7 @@ from ..fetching.tuning import (
 )
 from ..records.message import Message
 from ..records.results import TopicPartition
-from ..runtime.timers import TimeLeft, Timers
+from ..runtime.timers import Scheduler, TimeLeft
 from .rejected import RejectHandler
 from .retrying import FailedMessages
 from .self_checks import PollWatch
@@ -106,7 +106,7 @@ class Listener:
         handling: Handling,
         core: ConsumerCore,
         fetcher: Fetcher,
-        timers: Timers,
+        timers: Scheduler,
         poll_watch: PollWatch,
         may_work: Callable[[], bool],
         choose: Callable[[Handling], Handling | None] | None = None,

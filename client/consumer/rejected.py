@@ -18,7 +18,7 @@ from ..fetching.tuning import RECOVERED_PAGE
 from ..records.local_store import LocalMessageStore, StoredMessage
 from ..records.message import Message
 from ..runtime.durations import Duration, check_wait
-from ..runtime.timers import Timers
+from ..runtime.timers import Scheduler
 from ..settings.config import MAX_LOCAL_MESSAGES, RECOVER_FIRST_SECONDS, RECOVER_SECONDS, check_number
 
 __all__ = ["LocalRecoverStore", "RejectHandler", "drop_message", "left_of_cluster", "of_cluster", "recovering"]
@@ -225,7 +225,7 @@ def recovering(
     store: LocalRecoverStore,
     topics: Iterable[str],
     deliver: Callable[[Sequence[Message]], object],
-    timers: Timers,
+    timers: Scheduler,
     add_work: Callable[[Callable[[], None]], None],
 ) -> Iterator[None]:
     """Context manager around a call of run(): give the messages of the open `store` to the handler again at regular

@@ -12,7 +12,7 @@ from metaq.coordination.runtime.logs import get_log
 from metaq.coordination.session.zk_session import SessionProof, ZkSession, session_clock
 
 from ..fetching.tuning import PROOF_SHARE, SUSPENDED_SHARE, UNPROVED_SHARE
-from ..runtime.timers import Timers
+from ..runtime.timers import Scheduler
 from ..settings.config import IDLE_WARNING_SECONDS
 from .group_member import GroupMember
 
@@ -33,7 +33,7 @@ class SessionWatch:
         self,
         session: ZkSession,
         group: str,
-        timers: Timers,
+        timers: Scheduler,
         holds_its_claims: Callable[[], bool],
         clock: Callable[[], float] = session_clock,
     ) -> None:
@@ -100,7 +100,7 @@ class PollWatch:
         self._working: dict[Hashable, float] = {}  # running handlers, and since when
         self._warned_of = -math.inf  # start of the idle time for which the last warning was logged
 
-    def begin(self, member: GroupMember, timers: Timers) -> None:
+    def begin(self, member: GroupMember, timers: Scheduler) -> None:
         """Start to watch the polls of `member`. The watch ends when the timers are closed."""
         self._member = member
         self._timers = timers
@@ -127,6 +127,13 @@ class PollWatch:
                 self._since = self._clock()
             finally:
                 self._waits = False
+
+    def wait_begins(self) -> None:
+        """Record that the polling task of an event loop waits for messages from now on, until `wait_ends`."""
+        self._waits = True
+
+    def wait_ends(self) -> None:
+        self._since, self._waits = self._clock(), False
 
     # --- handlers' threads ------------------------------------------------------------------------------------------
 

@@ -25,37 +25,41 @@ from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.errors import BrokerUnavailable, MetaqError
 from metaq.protocol.frames import Frame
 
+from ..questions.asking import Asked
 from ..questions.divergence import diverged_at
 from ..questions.partition_bounds import max_offset
 from ..questions.stored_records import locate_damage
 from ..records.results import TopicPartition
-from ..runtime.timers import Timers
+from ..runtime.timers import Scheduler
 from ..runtime.waiting import Waiter
-from ..transport.connection import Connection, Endpoint, Reply
-from ..transport.pool import ConnectionPool
+from ..transport.channel import Channel, Channels
+from ..transport.connection import Endpoint, Reply
 from .core import ConsumerCore
 from .cursor import Ask, PartitionCursor, Reached, Request
 from .tuning import CONNECT_SECONDS
 
-__all__ = ["Fetcher"]
+__all__ = ["EndpointOf", "Fetcher"]
 
 log = get_log(__name__)
+
+EndpointOf = Callable[[TopicPartition], Endpoint | None]
+"""A function that returns the endpoint of the broker that a partition is read from, or None if it is unknown."""
 
 
 class Fetcher:
     """Sends the requests that keep the buffers of a consumer's partitions filled, and wakes the thread that waits for
     data. Any thread may call the methods.
 
-    endpoint_of: returns the endpoint of the broker that a partition is read from. record: a function that takes a
+    record: a function that takes a
     RECORD request, commits the request's offset (where the group begins in the partition), and then calls `go_on`.
     """
 
     def __init__(
         self,
         core: ConsumerCore,
-        pool: ConnectionPool,
-        endpoint_of: Callable[[TopicPartition], Endpoint | None],
-        timers: Timers,
+        pool: Channels,
+        endpoint_of: EndpointOf,
+        timers: Scheduler,
         record: Callable[[Request], None] | None = None,
     ) -> None:
         self._core = core
@@ -64,7 +68,7 @@ class Fetcher:
         self._endpoint_of = endpoint_of
         self._timers = timers
         self._lock = threading.Lock()
-        self._connections: list[Connection] = []
+        self._connections: list[Channel] = []
         self._asides: dict[Endpoint, Aside] = {}  # work that may wait for a broker runs on a thread of that broker
         self._bell_lock = threading.Lock()
         self._bell = Bell()  # rung before `_rung` is set
@@ -184,7 +188,7 @@ class Fetcher:
                 self._use(connection)
                 self._pull(request, connection)
             else:
-                self._aside(endpoint).start(partial(self._ask_here, request, endpoint))
+                self._ask_aside(request, endpoint)
         except MetaqError as error:
             self._then(request, self._core.failed(request, error, time.monotonic()))
 
@@ -197,11 +201,16 @@ class Fetcher:
             self._timers.call_later(pause, partial(self.ask, each.cursor))
         self.wake()
 
-    def _aside(self, endpoint: Endpoint) -> Aside:
+    def _ask_aside(self, request: Request, endpoint: Endpoint) -> None:
+        """Send a request that may have to wait for the broker, and do not wait here."""
+        self._begin_aside(endpoint, partial(self._ask_here, request, endpoint))
+
+    def _begin_aside(self, endpoint: Endpoint, action: Callable[[], None]) -> None:
+        """Run `action` on a thread of the broker at `endpoint`, after the broker's earlier actions."""
         aside = self._asides.get(endpoint)
         if aside is None:
             aside = self._asides[endpoint] = Aside(f"metaq-fetch-{endpoint.host}:{endpoint.port}")
-        return aside
+        aside.start(action)
 
     def _ask_here(self, request: Request, endpoint: Endpoint) -> None:
         """Connect to the broker if necessary, and send `request`. Runs on a thread of that broker, because it may have
@@ -216,11 +225,12 @@ class Fetcher:
     def _asked_here(self, request: Request, endpoint: Endpoint) -> float | None:
         core, cursor = self._core, request.cursor
         try:
-            connection = self._pool.connection(endpoint, CONNECT_SECONDS)
-            self._use(connection)
             if request.ask is Ask.PULL:
-                self._pull(request, connection)
+                channel = self._pool.connection(endpoint, CONNECT_SECONDS)
+                self._use(channel)
+                self._pull(request, channel)
                 return None
+            connection = self._asked(endpoint)
             look = {Ask.BEGIN: cursor.locate, Ask.END: max_offset}.get(request.ask)
             what = (
                 locate_damage(connection, cursor.partition, request.offset)
@@ -231,7 +241,13 @@ class Fetcher:
         except MetaqError as error:
             return core.failed(request, error, time.monotonic(), endpoint)
 
-    def _use(self, connection: Connection) -> None:
+    def _asked(self, endpoint: Endpoint) -> Asked:
+        """Return the connection for a question to a broker, on the broker's thread. Connect first if necessary."""
+        connection = self._pool.connection(endpoint, CONNECT_SECONDS)
+        self._use(connection)
+        return connection
+
+    def _use(self, connection: Channel) -> None:
         """Remember that this connection is used for requests, and let some thread read it. If it is the only connection
         in use, the thread in poll() reads it. As soon as several connections are in use, each is read by a thread of
         its own. Further calls with the same connection change nothing.
@@ -247,7 +263,7 @@ class Fetcher:
             self._connections = connections
         self.wake()  # a thread in poll() now has to wait for something else
 
-    def _pull(self, request: Request, connection: Connection) -> None:
+    def _pull(self, request: Request, connection: Channel) -> None:
         frames = connection.speaks_frames
         connection.submit(
             self._core.codec.encode(request, frames, connection.knows_compressed, connection.takes_where),
@@ -269,9 +285,7 @@ class Fetcher:
             begin_elsewhere((self._ask_anew, request.cursor))
             raise
 
-    def _answered(
-        self, request: Request, connection: Connection, reply: Reply | None, error: MetaqError | None
-    ) -> None:
+    def _answered(self, request: Request, connection: Channel, reply: Reply | None, error: MetaqError | None) -> None:
         """Process a complete answer, or the error that came instead of an answer. Runs on the thread that reads the
         connection.
         """
@@ -281,7 +295,7 @@ class Fetcher:
                 pause = core.answered(request, reply, connection.endpoint, time.monotonic())
                 if (doubt := cursor.take_doubt()) is not None:
                     look = partial(self._look_into, cursor.partition, connection.endpoint, doubt)
-                    self._aside(connection.endpoint).start(look)
+                    self._begin_aside(connection.endpoint, look)
             else:
                 error = error or BrokerUnavailable(f"{connection.endpoint} gave no answer")
                 pause = core.unanswered(request, error, time.monotonic(), connection.endpoint)
@@ -296,7 +310,7 @@ class Fetcher:
         """
         found: int | MetaqError | None
         try:
-            found = diverged_at(self._pool.connection(endpoint, CONNECT_SECONDS), partition, *doubt)
+            found = diverged_at(self._asked(endpoint), partition, *doubt)
         except MetaqError as error:
             found = error
         self._core.looked_into(partition, doubt, found)

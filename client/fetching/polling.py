@@ -24,7 +24,7 @@ from .fetcher import Fetcher
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["NOT_ALONE", "Poller", "Taken"]
+__all__ = ["NOT_ALONE", "Poller", "Taken", "checked_poll"]
 
 NOT_ALONE = "poll() or run() is under way, on another thread or around this call-back: give each thread one of its own"
 
@@ -61,7 +61,7 @@ class Poller(Closing):
         if former:
             given = by_position(f"{type(self).__name__}.poll", former, "max_messages", "timeout")
             max_messages, timeout = given["max_messages"], given.get("timeout", timeout)
-        seconds = _checked(max_messages, timeout)
+        seconds = checked_poll(max_messages, timeout)
         messages = self._poll(partial(self._core.take, max_messages), seconds) or []
         self._core.under_way = False
         return messages
@@ -78,7 +78,7 @@ class Poller(Closing):
             max_messages, timeout = given["max_messages"], given.get("timeout", timeout)
         from ..records.arrow import EMPTY  # pyarrow is an extra
 
-        seconds = _checked(max_messages, timeout)
+        seconds = checked_poll(max_messages, timeout)
         self._core.codec.reads_in_bulk = True
         batch = self._poll(partial(self._core.take_batch, max_messages), seconds) or EMPTY
         self._core.under_way = False
@@ -103,14 +103,9 @@ class Poller(Closing):
             core.acknowledge()
             deadline = 0.0
             while True:
-                self._attend()
-                taken = take()
-                self._fetcher.serve()
+                taken = self._take(take)
                 if taken:
                     return taken
-                if (refusal := core.take_refusal()) is not None:
-                    core.under_way = False
-                    raise refusal
                 now = time.monotonic()
                 deadline = deadline or now + timeout
                 if now >= deadline or self._closed:
@@ -120,6 +115,18 @@ class Poller(Closing):
                 core.acknowledge()
         finally:
             self._polling = False
+
+    def _take(self, take: Callable[[], Taken]) -> Taken:
+        """Call `take`, and return its result, which may be empty. Raises the refusal of a broker, if there is one and
+        no message.
+        """
+        self._attend()
+        taken = take()
+        self._fetcher.serve()
+        if not taken and (refusal := self._core.take_refusal()) is not None:
+            self._core.under_way = False
+            raise refusal
+        return taken
 
     def _attend(self) -> None:
         """Do the work that only the polling thread may do, such as calling the user's callbacks. Called each time
@@ -153,7 +160,7 @@ class Poller(Closing):
         self.close()
 
 
-def _checked(max_messages: int, timeout: Duration) -> float:
+def checked_poll(max_messages: int, timeout: Duration) -> float:
     """Return `timeout` in seconds. Raises ConfigError, WrongDuration."""
     if type(max_messages) is not int or not 1 <= max_messages <= INT32_MAX:
         if isinstance(max_messages, float | timedelta):

@@ -15,13 +15,14 @@ from metaq.protocol.errors import (
     NotLeader,
     RequestTimedOut,
 )
+from metaq.protocol.frames import encode_frame
 from metaq.protocol.statuses import RequestCode
 
-from ..questions.asking import Asked, Follow, ask
+from ..questions.asking import Asked, Follow, HasEndpoint, accepted, ask
 from ..records.results import SendResult, TopicPartition
-from ..transport.connection import Connection
+from ..transport.connection import Connection, Reply
 
-__all__ = ["cancel_at", "cancel_delayed"]
+__all__ = ["Cancelling", "cancel_at", "cancel_delayed"]
 
 _PAUSE_SECONDS = 0.1
 
@@ -40,6 +41,51 @@ def cancel_at(connection: Asked, partition: TopicPartition, message_id: int, tim
     return Cancelled(CancelDelayedReply.from_ext(reply.ext).state)
 
 
+class Cancelling:
+    """The cancellation of one delayed message, without I/O; see Producer.cancel. The driver sends requests until one is
+    answered with anything but an error for which `pause_after` returns a pause. follow: see ConnectionPool.follow.
+
+    Raises TypeError and ConfigError if `result` is not the result of a delayed message.
+    """
+
+    def __init__(self, result: SendResult, follow: Follow, deadline: float) -> None:
+        if not isinstance(result, SendResult):
+            raise TypeError(f"{result!r:.80} is no SendResult: give what send() returned, or future.result()")
+        if result.due is None:
+            raise ConfigError("result", result, "give the result of a message that was sent with deliver_at or delay")
+        self.partition = result.partition
+        self._id = result.message_id
+        self._follow = follow
+        self._deadline = deadline
+
+    def pause_after(self, error: MetaqError, now: float) -> float:
+        """Return the seconds after which the broker is asked again, although a request has failed with this error.
+        Raises `error` if asking again is useless, and RequestTimedOut if there is no time left.
+        """
+        pause = self._follow(error) if isinstance(error, NotLeader) else _PAUSE_SECONDS
+        if not isinstance(error, NotLeader | BrokerUnavailable | NoPartition) or pause is None:
+            raise error
+        if now + pause >= self._deadline:
+            raise RequestTimedOut(f"message {self._id} was not cancelled in time: {error}") from error
+        return pause
+
+    def is_cancelled(self, state: Cancelled) -> bool:
+        """Return whether the message was cancelled, as the broker's answer tells. Raises MessageNotFound."""
+        if state is Cancelled.UNKNOWN:
+            raise MessageNotFound(f"no message {self._id} waits for {self.partition.topic} {self.partition}")
+        return state is Cancelled.CANCELLED
+
+    def request(self, opaque: int) -> tuple[bytes]:
+        """Return the bytes of the request."""
+        ext = CancelDelayedRequest(self.partition.topic, self.partition.partition, self._id).to_ext()
+        return (encode_frame(RequestCode.CANCEL_DELAYED, opaque, ext),)
+
+    def state(self, reply: Reply, connection: HasEndpoint) -> Cancelled:
+        """Return what the answer to the request tells. Raises the error that belongs to it."""
+        frame = accepted(reply, connection, self.partition, ())
+        return Cancelled(CancelDelayedReply.from_ext(frame.ext).state)
+
+
 def cancel_delayed(
     connect: Connect,
     follow: Follow,
@@ -49,10 +95,7 @@ def cancel_delayed(
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
     """Cancel a delayed message; see Producer.cancel. connect: see Connect. follow: see ConnectionPool.follow."""
-    if not isinstance(result, SendResult):
-        raise TypeError(f"{result!r:.80} is no SendResult: give what send() returned, or future.result()")
-    if result.due is None:
-        raise ConfigError("result", result, "give the result of a message that was sent with deliver_at or delay")
+    cancelling = Cancelling(result, follow, deadline)
     partition = result.partition
     while True:
         try:
@@ -61,12 +104,5 @@ def cancel_delayed(
             state = cancel_at(connection, partition, result.message_id, left)
             break
         except MetaqError as error:
-            pause = follow(error) if isinstance(error, NotLeader) else _PAUSE_SECONDS
-            if not isinstance(error, NotLeader | BrokerUnavailable | NoPartition) or pause is None:
-                raise
-            if clock() + pause >= deadline:
-                raise RequestTimedOut(f"message {result.message_id} was not cancelled in time: {error}") from error
-            sleep(pause)
-    if state is Cancelled.UNKNOWN:
-        raise MessageNotFound(f"no message {result.message_id} waits for {partition.topic} {partition}")
-    return state is Cancelled.CANCELLED
+            sleep(cancelling.pause_after(error, clock()))
+    return cancelling.is_cancelled(state)

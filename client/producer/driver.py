@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from metaq.coordination.runtime.interrupts import Bells, begin_elsewhere, may_be_interrupted
 from metaq.coordination.runtime.logs import get_log
@@ -15,10 +15,10 @@ from metaq.protocol.errors import CannotConnect, MetaqError, NoPartition
 from metaq.protocol.record import COMPRESSED_FLAG, checksum, payload_bytes
 
 from ..records.results import SendResult, TopicPartition
-from ..runtime.timers import TimeLeft, Timers
+from ..runtime.timers import Scheduler, TimeLeft, Timers
 from ..settings.config import ProducerConfig
+from ..transport.channel import Channels
 from ..transport.metadata import Metadata
-from ..transport.pool import ConnectionPool
 from . import tuning
 from .building import SendOptions, with_body
 from .core import Actions, ProducerCore
@@ -38,6 +38,8 @@ __all__ = ["Driver"]
 
 log = get_log(__name__)
 
+_S = TypeVar("_S", bound=Sender)
+
 
 class Driver:
     """Drives a producer's core: the driver reports events to the core and executes the actions that the core returns. A
@@ -52,7 +54,7 @@ class Driver:
         self,
         config: ProducerConfig,
         metadata: Metadata,
-        pool: ConnectionPool,
+        pool: Channels,
         router: Router,
         store: LocalMessageStore | None,
         clock: Callable[[], float],
@@ -69,26 +71,15 @@ class Driver:
         self._router = router
         self._clock = clock
         self._gathers = gathers
-        self.core = ProducerCore(config, router, clock, random, may_be_interrupted, pool.follow)
-        self._timers = Timers("metaq-producer-retry", clock)
-        self._answers = Timers("metaq-producer-answers", clock)
+        self.core = ProducerCore(config, router, clock, random, self._interruptible, pool.follow)
+        self._timers = self._scheduler("metaq-producer-retry")
+        self._answers = self._scheduler("metaq-producer-answers")
         # not on the retry thread, which may have to connect
-        self._deadlines = Timers("metaq-producer-deadlines", clock)
+        self._deadlines = self._scheduler("metaq-producer-deadlines")
         self._arming = threading.Lock()
         self._wake_armed = self._look_armed = math.inf
         self._freed = Bells()  # wakes threads that wait for room, or for the end of all messages
-        self._sender = Sender(
-            self.core,
-            metadata,
-            pool,
-            config.connection,
-            self._do,
-            self._released,
-            self._elsewhere,
-            clock,
-            new_producer_id() if config.idempotent else 0,
-            packs=config.compression is not None,
-        )
+        self._sender = self._make_sender()
         self._telling: list[Actions] = []
         """One entry for each thread that is currently telling callers how their messages have ended. While there is an
         entry, `flush` goes on waiting, because the core has already removed these messages although their callers are
@@ -102,6 +93,35 @@ class Driver:
 
             self._undelivered = Undelivered(store, self._send_again, config.recover_interval_seconds, clock)
         metadata.on_change(self._view_changed)
+
+    # A driver on an event loop replaces these three.
+
+    _interruptible = staticmethod(may_be_interrupted)
+    """See ProducerCore."""
+
+    def _scheduler(self, name: str) -> Scheduler:
+        """Return a new scheduler for delayed actions; `name` is the name of its thread."""
+        return Timers(name, self._clock)
+
+    def _make_sender(self) -> Sender:
+        return self._sender_of(Sender)
+
+    def _sender_of(self, kind: type[_S]) -> _S:
+        """Return a new Sender of the class `kind` for this driver."""
+        config = self._config
+        return kind(
+            self.core,
+            self._metadata,
+            self._pool,
+            config.connection,
+            self._do,
+            self._released,
+            self._elsewhere,
+            self._clock,
+            new_producer_id() if config.idempotent else 0,
+            packs=config.compression is not None,
+            interruptible=self._interruptible,
+        )
 
     def start(self) -> None:
         """Start to send the messages that are in the store for undelivered messages; do nothing if there is no
@@ -169,6 +189,26 @@ class Driver:
         values.
         flag, body, timing: the values of the message's record.
         """
+        outcome, place, outgoing = self.gather(topic, payload, flag, body, timing, deadline, on_delivery, options)
+        if outgoing is not None:
+            self.begin(outgoing)
+        return outcome, place
+
+    def gather(
+        self,
+        topic: str,
+        payload: bytes,
+        flag: int,
+        body: bytes,
+        timing: Timing,
+        deadline: float,
+        on_delivery: OnDelivery | Losses,
+        options: SendOptions,
+    ) -> tuple[Outcome, int | None, Outgoing | None]:
+        """Add a single message to a batch that accepts further messages, or make an object for the message, which the
+        caller must pass to `begin`. Return the message's Outcome and its index in the Outcome, as `take_over` does, and
+        the new object; None instead of the object if the message was added to a batch.
+        """
         partition = options.get("partition")
         if options.get("key") is None and (self._gathers or partition is not None):
             where: Hashable = topic if partition is None else (topic, partition)
@@ -176,11 +216,10 @@ class Driver:
                 where = where, timing
             joined = self.core.join(where, flag, body, deadline, on_delivery)
             if joined is not None:
-                return joined
+                return *joined, None
             gathered = GatheredBatch(where, topic, flag, body, deadline, on_delivery)
             gathered.fixed, gathered.timing = partition, timing
-            self.begin(gathered)
-            return gathered.outcome, 0
+            return gathered.outcome, 0, gathered
         outgoing = with_body(topic, payload, flag, body, deadline, options)
         outgoing.timing = timing
         outcome = Outcome()
@@ -190,8 +229,7 @@ class Driver:
             outgoing.report = partial(on_delivery.report, topic)
         else:
             outgoing.report = partial(call_back, check_on_delivery(on_delivery))
-        self.begin(outgoing)
-        return outcome, None
+        return outcome, None, outgoing
 
     def send_and_wait(self, outgoing: Outgoing) -> Any:
         """Send a message or a batch, wait for the broker's answer, and return a SendResult for a message, or a sequence
@@ -320,7 +358,7 @@ class Driver:
             # Callbacks run on this thread. On another thread, a blocking callback would keep later messages from the
             # count of losses, and from the store, which ends soon.
             self._do(self.core.close())
-            self._freed.ring()
+            self._ring()
 
     def end_at_exit(self, timeout: float) -> Mapping[tuple[str, str], int]:
         """Do the same as `end`. This method is called when the process ends. Return the number of lost messages by
@@ -360,7 +398,7 @@ class Driver:
         if actions.ended:
             self._sender.transmit_all(self.core.forget(actions.ended))
         if actions.ended or actions.late:
-            self._freed.ring()
+            self._ring()
         self._arm()
 
     def _tell(self, tell: Callable[[Outgoing, Exception], None], outgoing: Outgoing, error: Exception) -> None:
@@ -426,6 +464,10 @@ class Driver:
         """
         if self._freed.waiting:
             self._freed.ring()
+
+    def _ring(self) -> None:
+        """Do the same as `_released`, also for a thread that is only about to wait."""
+        self._freed.ring()
 
     def half_check_seconds(self, broker: int) -> float | None:
         """Return the number of seconds between the storing of a half message and this broker's first question about its

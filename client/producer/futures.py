@@ -35,7 +35,7 @@ from concurrent.futures import Future
 from concurrent.futures._base import FINISHED, RUNNING
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from metaq.coordination.runtime.interrupts import BackgroundThread, Bells, interrupted_frames
 from metaq.coordination.runtime.logs import get_log
@@ -43,7 +43,7 @@ from metaq.protocol.errors import ClientError
 
 from . import tuning
 
-__all__ = ["Callbacks", "Outcome", "SendFuture", "refuse_in_callback", "refuse_in_handler"]
+__all__ = ["Callbacks", "Outcome", "SendFuture", "Watcher", "refuse_in_callback", "refuse_in_handler"]
 
 _FOLDER = os.path.dirname(__file__)
 
@@ -155,13 +155,19 @@ class Callbacks:
         _thread.runs_callbacks = self._before
 
 
+class Watcher(Protocol):
+    """An object that an Outcome notifies: a SendFuture, or the futures of an event loop."""
+
+    def settled(self) -> None: ...
+
+
 class Outcome:
     """The common result or error of the messages of one send, or of several sends whose messages went in one batch. Any
     thread may use it.
 
     state: RUNNING until the result or the error is set, then FINISHED. result: if several futures share the Outcome, a
     sequence with the result of each future at the future's index; otherwise the result of the only future. watched: the
-    watched futures of the Outcome.
+    watched futures of the Outcome, or other objects whose method `settled` it calls.
     """
 
     __slots__ = ("error", "result", "state", "watched")
@@ -170,7 +176,12 @@ class Outcome:
         self.state = _running
         self.result: Any = None
         self.error: BaseException | None = None
-        self.watched: list[SendFuture[Any]] | None = None  # few outcomes have watched futures
+        self.watched: list[Watcher] | None = None  # few outcomes have watched futures
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the result or the error is set."""
+        return self.state == FINISHED
 
     def settle(self, error: BaseException | None, result: Any) -> None:
         """Set the result or the error, and notify the watched futures. Only the first call has an effect; for example,
@@ -181,7 +192,7 @@ class Outcome:
                 return
             self.result, self.error, self.state = result, error, FINISHED
         for future in self.watched or ():
-            future._settled()
+            future.settled()
         self.watched = None  # the list and this object would keep each other alive
 
 
@@ -318,7 +329,7 @@ class SendFuture(Future[T]):
         if outcome.state != FINISHED:
             raise TimeoutError
 
-    def _settled(self) -> None:
+    def settled(self) -> None:
         """Wake the threads that wait for this future, and run its callbacks. The Outcome calls this when it has got its
         result or error. A repeated call does no harm.
         """

@@ -19,7 +19,7 @@ from metaq.protocol.record import HEADER, HEADER_BYTES, Buffer, checksum, checks
 
 from ..records.results import BatchResults, SendResult, TopicPartition
 from ..runtime.waiting import Waiter
-from ..transport.connection import Connection
+from ..transport.channel import Channel
 from . import tuning
 from .delays import NOW, DelayedResults, Timing, due_at
 from .futures import Callbacks, Outcome
@@ -153,7 +153,7 @@ class Outgoing(Waiter):
         self.fixed: TopicPartition | None = None
         self.message: Any = None
         self.once = False
-        self.driver: Connection | None = None
+        self.driver: Channel | None = None
         # Flights that its thread must send; after an interrupt other threads send them
         self.flights: Sequence[Any] = ()
         self.report: OnSent | None = None

@@ -14,7 +14,8 @@ from metaq.protocol.errors import MetaqError
 from metaq.protocol.limits import MAX_PARTS
 
 from ..records.results import TopicPartition
-from ..transport.connection import Connection, Exchange
+from ..runtime.waiting import Exchange
+from ..transport.channel import Channel
 from . import tuning
 from .outgoing import GatheredBatch, Outgoing, OutgoingBatch
 
@@ -248,7 +249,7 @@ class Flight:
             last = max([outgoing.deadline for turn in turns for outgoing in turn.batch])
         return min(now + request_seconds, last)
 
-    def needs_reader(self, connection: Connection) -> bool:
+    def needs_reader(self, connection: Channel) -> bool:
         """Whether a background thread must read the flight's answer from this connection: true if the flight contains a
         message whose caller does not itself wait and read from this connection.
         """
@@ -279,13 +280,13 @@ class BrokerQueue:
     __slots__ = ("connection", "flights", "gathers", "lingering", "ready")
 
     def __init__(self) -> None:
-        self.connection: Connection | None = None  # the connection of the last send
+        self.connection: Channel | None = None  # the connection of the last send
         self.gathers = False
         self.flights = 0  # number of flights in flight
         self.ready: deque[PartitionQueue] = deque()
         self.lingering: list[PartitionQueue] = []
 
-    def use(self, connection: Connection) -> None:
+    def use(self, connection: Channel) -> None:
         """Record the connection over which the next flight to the broker is sent, and whether the broker accepts
         several partitions in one request. The sender calls this without holding the core's lock.
         """

@@ -27,8 +27,8 @@ from metaq.protocol.limits import check_new_topic
 
 from ..records.results import TopicPartition
 from ..runtime.nearest import topic_meant
+from ..transport.channel import Channels
 from ..transport.metadata import UNKNOWN, Metadata, TopicView
-from ..transport.pool import ConnectionPool
 from .outgoing import Outgoing
 
 __all__ = [
@@ -109,7 +109,7 @@ class Router:
     def __init__(
         self,
         metadata: Metadata,
-        pool: ConnectionPool,
+        pool: Channels,
         selector: PartitionSelector | None,
         default_topic: str | None,
         clock: Callable[[], float],

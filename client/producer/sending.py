@@ -14,11 +14,11 @@ from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.errors import BrokerUnavailable, MetaqError, NoPartition
 
 from ..records.results import TopicPartition
-from ..runtime.waiting import finish_together
+from ..runtime.waiting import Exchange, finish_together
 from ..settings.config import ConnectionConfig
-from ..transport.connection import Connection, Exchange, Reply
+from ..transport.channel import Channel, Channels
+from ..transport.connection import Reply
 from ..transport.metadata import Metadata
-from ..transport.pool import ConnectionPool
 from .codec import FlightCodec, FlightRequest
 from .core import Actions, ProducerCore
 from .outgoing import Outgoing
@@ -37,7 +37,8 @@ class Sender:
     broker has work. Then it gives the messages their results. Finally it calls the core's `release`, so that the
     messages no longer count for the limits of the buffer.
 
-    do: executes the core's actions after failures. on_released: called when the buffer has room for messages again.
+    interruptible: see ProducerCore. do: executes the core's actions after failures. on_released: called when the buffer
+    has room for messages again.
     elsewhere: runs the given actions, in order, on a thread that no signal reaches. producer: the producer's id, or 0
     if its requests have no sequence numbers. packs: whether the producer compresses payloads.
     """
@@ -46,7 +47,7 @@ class Sender:
         self,
         core: ProducerCore,
         metadata: Metadata,
-        pool: ConnectionPool,
+        pool: Channels,
         config: ConnectionConfig,
         do: Callable[[Actions], None],
         on_released: Callable[[], None],
@@ -54,6 +55,7 @@ class Sender:
         clock: Callable[[], float] = time.monotonic,
         producer: int = 0,
         packs: bool = False,
+        interruptible: Callable[[], bool] = may_be_interrupted,
     ) -> None:
         self._core = core
         self._metadata = metadata
@@ -64,6 +66,7 @@ class Sender:
         self._elsewhere = elsewhere
         self._clock = clock
         self._numbers = producer > 0
+        self._interruptible = interruptible
         self._codec = FlightCodec(producer, packs)
         self.half_checks: dict[int, float | None] = {}
         """For each broker id, the number of seconds after which the broker first asks for the outcome of a half
@@ -152,7 +155,7 @@ class Sender:
         flight.elsewhere = True  # so that this runs after actions that were handed over just before the interrupt
         self._fail(flight, BrokerUnavailable("sending was interrupted"))
 
-    def _note_check(self, broker: int, connection: Connection) -> None:
+    def _note_check(self, broker: int, connection: Channel) -> None:
         """Update `half_checks` from what the broker has announced on this connection. Keep the lowest number that the
         broker has ever announced, also on earlier connections: a half message may have been sent before the broker was
         restarted with another setting.
@@ -160,7 +163,7 @@ class Sender:
         said, before = connection.half_check_seconds, self.half_checks.get(broker)
         self.half_checks[broker] = said if before is None or said is None else min(before, said)
 
-    def _connection(self, partition: TopicPartition, timeout: float) -> Connection:
+    def _connection(self, partition: TopicPartition, timeout: float) -> Channel:
         endpoint = self._metadata.view(partition.topic).endpoints.get(partition.broker)
         if endpoint is None:
             raise NoPartition(f"topic {partition.topic!r}: broker {partition.broker} is not registered any more")
@@ -186,7 +189,7 @@ class Sender:
         reaches; that thread runs the queued actions one after the other. Threads that wait for the messages of `flight`
         wait until the action is done.
         """
-        if not (flight.elsewhere or may_be_interrupted()):
+        if not (flight.elsewhere or self._interruptible()):
             action()
             return
         flight.elsewhere = True
@@ -226,7 +229,7 @@ class Sender:
         Return False if the answer needs all steps; then the caller must process it with `_take`.
         """
         outgoing = flight.turns[0].batch[0]
-        if len(flight.turns) > 1 or (outgoing.report is not None and may_be_interrupted()):
+        if len(flight.turns) > 1 or (outgoing.report is not None and self._interruptible()):
             return False
         # before it counts as landed, so that `_settle_again` finds it after an interrupt between the two statements
         outgoing.result = result
@@ -258,7 +261,7 @@ class Sender:
         self._release(flight, flight.landed)
 
     def _release(self, flight: Flight, turns: Sequence[Turn]) -> None:
-        if self._core.keys_move and may_be_interrupted():
+        if self._core.keys_move and self._interruptible():
             self._elsewhere(partial(self._release_here, flight, turns))
         else:
             self._release_here(flight, turns)

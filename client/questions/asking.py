@@ -26,6 +26,7 @@ __all__ = [
     "LEADER_SECONDS",
     "Asked",
     "Follow",
+    "HasEndpoint",
     "accepted",
     "as_frame",
     "as_result",
@@ -47,11 +48,16 @@ with the error NotLeader.
 """
 
 
-class Asked(Protocol):
-    """The methods and attributes of a Connection that the functions of this package use."""
+class HasEndpoint(Protocol):
+    """The attribute of a connection that the texts of errors name."""
 
     @property
     def endpoint(self) -> Endpoint: ...
+
+
+class Asked(HasEndpoint, Protocol):
+    """The methods and attributes of a Connection that the functions of this package use."""
+
     @property
     def speaks_frames(self) -> bool: ...
     @property
@@ -107,7 +113,7 @@ def ask(
     return accepted(reply, connection, partition, fine)
 
 
-def accepted(reply: Reply, connection: Asked, partition: TopicPartition, fine: tuple[int, ...]) -> Frame:
+def accepted(reply: Reply, connection: HasEndpoint, partition: TopicPartition, fine: tuple[int, ...]) -> Frame:
     """Return the reply if it is a frame with the code SUCCESS or one of the codes in `fine`. Otherwise raise the error
     that belongs to the reply's code or, if the reply is no frame, RemoteProtocolError.
     """
@@ -117,7 +123,7 @@ def accepted(reply: Reply, connection: Asked, partition: TopicPartition, fine: t
     return frame
 
 
-def as_frame(reply: Reply, connection: Asked) -> Frame:
+def as_frame(reply: Reply, connection: HasEndpoint) -> Frame:
     """Return the reply, which must be a frame. Raises RemoteProtocolError if it is not a frame."""
     if not isinstance(reply, Frame):
         raise RemoteProtocolError(f"{connection.endpoint} answered a frame with text")

@@ -35,8 +35,8 @@ from metaq.protocol.statuses import RequestCode, ResponseCode
 from ..records.message import Message
 from ..records.results import TopicPartition
 from ..settings.config import SEARCH_TIMEOUT_SECONDS, check_number, check_text
-from ..transport.connection import Connection, Endpoint
-from .asking import Follow, ask, following, need_frames
+from ..transport.connection import Endpoint
+from .asking import Asked, Follow, ask, following, need_frames
 from .sources import brokers_of
 
 __all__ = ["FoundMessage", "FoundMessages", "MessageFinder", "check_key", "check_message_id", "nothing_found"]
@@ -94,7 +94,7 @@ class MessageFinder:
     """Searches one topic on all brokers that have the topic. The brokers are asked one after the other."""
 
     def __init__(
-        self, view: ClusterView, connect: Callable[[Endpoint], Connection], follow: Follow = lambda _: None
+        self, view: ClusterView, connect: Callable[[Endpoint], Asked], follow: Follow = lambda _: None
     ) -> None:
         self._view = view
         self._connect = connect

@@ -14,7 +14,7 @@ from metaq.protocol.limits import INT64_MAX
 from ..records.results import TopicPartition
 from ..runtime.durations import is_number
 from ..settings.config import check_number, check_offset
-from ..transport.connection import Connection
+from .asking import Asked
 from .finding import FoundMessage, MessageFinder, check_key, check_message_id
 from .partition_bounds import Bounds, bounds_at, max_offset, min_offset, offset_after, offset_at_time, offset_of_last
 from .stored_records import read_bytes
@@ -32,7 +32,7 @@ __all__ = [
     "offset_in",
 ]
 
-Locate = Callable[[Connection, TopicPartition], int]
+Locate = Callable[[Asked, TopicPartition], int]
 """A function that asks a partition's broker for a byte offset and returns it. The function raises BrokerUnavailable,
 RequestTimedOut and RequestRefused.
 """
@@ -66,7 +66,7 @@ Position = int | str | Place
 first message that was stored then or later), Last, AtMessage or AtKey.
 """
 
-OffsetIn = Callable[[Connection, TopicPartition, Bounds], int]
+OffsetIn = Callable[[Asked, TopicPartition, Bounds], int]
 """A function that returns a byte offset in a partition, within the given bounds of the partition's readable bytes. The
 function may ask the partition's broker. The function raises ClientError if the user's byte offset is outside of the
 bounds. It also raises the errors of Locate.
@@ -154,7 +154,7 @@ def _inside(offset: int, partition: TopicPartition, bounds: Bounds) -> int:
     return offset
 
 
-def check_begins_message(connection: Connection, partition: TopicPartition, offset: int) -> None:
+def check_begins_message(connection: Asked, partition: TopicPartition, offset: int) -> None:
     """Raise ClientError if byte `offset`, which must be readable, is inside a message; the error's text names the
     nearest offsets where messages begin. Also raises the errors of Locate. There is no error if the bytes at `offset`
     are damaged, because the reader reports the damage later. There is no error, either, if the broker is a Java broker,

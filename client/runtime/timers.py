@@ -10,11 +10,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 from metaq.coordination.runtime.interrupts import BackgroundThread, Bell, begin_elsewhere
 from metaq.coordination.runtime.logs import get_log
 
-__all__ = ["END_SECONDS", "TimeLeft", "Timers"]
+__all__ = ["END_SECONDS", "Scheduler", "TimeLeft", "Timers"]
 
 log = get_log(__name__)
 
@@ -25,6 +26,15 @@ after that.
 """
 
 _Entry = tuple[float, int, Callable[[], None]]
+
+
+class Scheduler(Protocol):
+    """Runs delayed actions one after another: on one thread (Timers), or on an event loop. Any thread may call the
+    methods, which Timers describes.
+    """
+
+    def call_later(self, seconds: float, action: Callable[[], None]) -> None: ...
+    def close(self, timeout: float = 1.0) -> None: ...
 
 
 class Timers:

@@ -33,6 +33,7 @@ from metaq.protocol.record import Buffer
 
 from ..runtime.waiting import Exchange, OnBegun, OnDone, Waiter
 from ..settings.config import ConnectionConfig
+from .channel import Build
 from .reading_role import HANDLER_FAILED, ReadingRole
 from .wire import TICK, Endpoint, Wire, connect
 
@@ -42,9 +43,6 @@ if TYPE_CHECKING:
 __all__ = ["Build", "Call", "Connection", "Endpoint", "Exchange", "OnDone", "Reply", "open_connection"]
 
 log = get_log(__name__)
-
-Build = Callable[[int], Sequence[Buffer]]
-"""A function that returns a request's bytes for a given opaque number."""
 
 _CUT_SHORT = -math.inf
 """The deadline that a request gets if its sender was interrupted."""

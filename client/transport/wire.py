@@ -45,7 +45,18 @@ from .tls_remedies import tls_remedy
 if TYPE_CHECKING:
     from .tls_socket import TlsSocket
 
-__all__ = ["TICK", "UNIX", "Endpoint", "NoListener", "Wire", "connect", "load_modules"]
+__all__ = [
+    "TICK",
+    "UNIX",
+    "Endpoint",
+    "NoListener",
+    "Wire",
+    "connect",
+    "load_modules",
+    "no_connection",
+    "opening_failure",
+    "protection",
+]
 
 log = get_log(__name__)
 
@@ -319,7 +330,8 @@ class Wire:
         self._sock.close()
 
 
-def _no_connection(endpoint: Endpoint, seconds: float, error: OSError) -> str:
+def no_connection(endpoint: Endpoint, seconds: float, error: OSError) -> str:
+    """Return the text of the error for a broker to which no connection could be made within `seconds`."""
     if isinstance(error, TimeoutError):
         return f"no connection to {endpoint} within {seconds:.1f} s"
     if isinstance(error, socket.gaierror):
@@ -354,6 +366,36 @@ def load_modules(config: ConnectionConfig) -> None:
         from . import login  # noqa: F401
 
 
+def protection(
+    endpoint: Endpoint, tls: TlsConfig | None, user: UserConfig | None
+) -> tuple[TlsConfig | None, UserConfig | None]:
+    """Return how a client with these settings connects to this address: with which TLS, and as which user. Raises
+    NoListener if the broker has no address for this client.
+    """
+    if endpoint.is_local:
+        return None, None  # the kernel tells the broker who the user is
+    if not endpoint.port:
+        raise NoListener(endpoint.host)  # the reason why there is no address (at_listener)
+    return tls, user
+
+
+def opening_failure(
+    endpoint: Endpoint, error: BaseException, tls: TlsConfig | None, *, answered: bool
+) -> MetaqError | None:
+    """Return the error to raise if a connected socket could not be made ready because of `error`, or None if `error`
+    itself is to be raised. tls: the settings that were used. answered: whether the broker has told its version.
+    """
+    if isinstance(error, AccessRefused) and not answered:
+        return AccessRefused(f"{endpoint}: {error}")
+    failed = error if isinstance(error, TlsFailed) else error.__cause__
+    if tls is not None and isinstance(failed, TlsFailed):
+        remedy = tls_remedy(failed, endpoint.host, tls)
+        return CannotConnect(f"no connection to {endpoint}: {failed}: {remedy}")
+    if isinstance(error, OSError | RemoteProtocolError):
+        return BrokerUnavailable(f"{endpoint} did not answer as a metaq broker: {error}")
+    return None
+
+
 def connect(
     endpoint: Endpoint,
     seconds: float,
@@ -369,17 +411,14 @@ def connect(
     wanted name. Raises ConfigError if the files of `tls` or the user's password cannot be used.
     """
     deadline = clock() + seconds
-    if endpoint.is_local:  # the kernel tells the broker who the user is
-        tls = user = None
-    elif not endpoint.port:
-        raise NoListener(endpoint.host)  # the reason why there is no address (at_listener)
+    tls, user = protection(endpoint, tls, user)
     context = None if tls is None else tls.context()
     try:
         sock = _connect_local(endpoint, seconds) if endpoint.is_local else _connect(endpoint, seconds)
     except OSError as error:
         if is_interrupt(error):
             raise
-        raise BrokerUnavailable(_no_connection(endpoint, seconds, error)) from error
+        raise BrokerUnavailable(no_connection(endpoint, seconds, error)) from error
     try:
         opening, version = Opening(), None
         asked: socket.socket | TlsSocket = sock
@@ -408,12 +447,8 @@ def connect(
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, tick)
     except BaseException as error:
         sock.close()
-        if isinstance(error, AccessRefused) and version is None:
-            raise AccessRefused(f"{endpoint}: {error}") from error
-        if is_interrupt(error) or not isinstance(error, OSError | RemoteProtocolError):
+        failure = None if is_interrupt(error) else opening_failure(endpoint, error, tls, answered=version is not None)
+        if failure is None:
             raise
-        if tls is not None and isinstance(error.__cause__, TlsFailed):
-            remedy = tls_remedy(error.__cause__, endpoint.host, tls)
-            raise CannotConnect(f"no connection to {endpoint}: {error}: {remedy}") from error
-        raise BrokerUnavailable(f"{endpoint} did not answer as a metaq broker: {error}") from error
+        raise failure from error
     return asked, version

@@ -4,6 +4,7 @@ in or locked out by a restart or by ZooKeeper.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shlex
@@ -25,6 +26,7 @@ from metaq import (
     SharedConsumer,
     TlsConfig,
     UserConfig,
+    aio,
 )
 from metaq.protocol.errors import AccessRefused, QuotaExceeded
 from tests.broker_process import RunningBroker, server_ini
@@ -113,6 +115,28 @@ def cluster(tmp_path: Path, chroot: str, operator: Operator) -> Iterator[Cluster
         assert enforced.code == 0, enforced.err
         eventually(lambda: '"enforce"' in cluster.ran("root", "stats", "access", "--raw").out)
         yield cluster
+
+
+def test_clients_on_an_event_loop_log_in_over_tls_and_may_do_what_their_grants_say(cluster):
+    async def main() -> None:
+        producing = ProducerConfig(connection=cluster.connection("web"))
+        consuming = ConsumerConfig(connection=cluster.connection("billing"))
+        async with (
+            aio.Producer(cluster.chroot, config=producing) as producer,
+            aio.Consumer(cluster.chroot, group="billing", topics=["orders"], config=consuming) as consumer,
+        ):
+            large = bytes(3 << 20)  # many TLS records
+            await asyncio.gather(*(producer.send("orders", b"%d" % each) for each in range(100)))
+            await producer.send("orders", large)
+            with pytest.raises(AccessRefused):
+                await producer.send("secret", b"x")
+            payloads: set[bytes] = set()
+            async with asyncio.timeout(DEADLINE):
+                while len(payloads) < 101:
+                    payloads |= {bytes(each.payload) for each in await consumer.poll()}
+            assert large in payloads
+
+    asyncio.run(main())
 
 
 def test_a_quota_reaches_the_caller_and_a_higher_one_helps_at_once(cluster):

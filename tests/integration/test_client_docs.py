@@ -1,4 +1,4 @@
-"""Every Python example of docs/client.md and docs/filters.md runs as it stands, on a real cluster."""
+"""Every Python example of docs/client.md, docs/asyncio.md and docs/filters.md runs as it stands, on a real cluster."""
 
 import re
 import signal
@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration.client_cluster import running_brokers
 
-PAGES = [Path(__file__).resolve().parents[2] / "docs" / name for name in ("client.md", "filters.md")]
+PAGES = [Path(__file__).resolve().parents[2] / "docs" / name for name in ("client.md", "asyncio.md", "filters.md")]
 TEXT = "".join(page.read_text("utf-8") for page in PAGES)
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
 

@@ -144,6 +144,7 @@ FLOORS = {
         "shared",
         "browsing",
         "admin",
+        "aio",
     ),
 }
 """The rooms of a folder, each above those that it may import from, at run time and for types."""

@@ -1,5 +1,6 @@
 """Logging in over TLS, and what a client does that is refused: it says so at once, and does not try for 30 seconds."""
 
+import asyncio
 import socket
 import ssl
 import threading
@@ -22,12 +23,14 @@ from metaq import (
     UserConfig,
     XaCode,
     Xid,
+    aio,
 )
 from metaq.cli.authority import make_authority, make_broker
 from metaq.client.browsing.browser import PartitionReader
 from metaq.client.transport.connection import Endpoint, open_connection
 from metaq.client.transport.metadata import TopicView
 from metaq.client.transport.pool import ConnectionPool
+from metaq.client.transport.wire import UNIX
 from metaq.errors import AccessRefused, BrokerUnavailable, CannotConnect, XaError
 from metaq.protocol.frames import Frame
 from metaq.protocol.limits import FRAMES_MARK
@@ -35,6 +38,7 @@ from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import Get, Put, TransactionCommand, Version, encode_result
 from metaq.testing import FakeCluster
 from tests.component.client.harness import address, is_send
+from tests.component.client.on_loop import try_to_connect
 from tests.doubles.logins import ScramPeer, answer
 from tests.waiting import DEADLINE, eventually
 
@@ -113,6 +117,10 @@ def test_a_user_logs_in_before_anything_else_is_sent(pki, config):
         assert (here.logins, connection.speaks_frames, connection.in_flight) == (2, True, 0)
 
 
+BOTH = pytest.mark.parametrize("connect", [open_connection, try_to_connect], ids=["threads", "loop"])
+
+
+@BOTH
 @pytest.mark.parametrize(
     ("serve", "version", "said"),
     [
@@ -124,17 +132,41 @@ def test_a_user_logs_in_before_anything_else_is_sent(pki, config):
     ],
     ids=["refused", "password", "older", "strange", "java"],
 )
-def test_a_connection_without_a_login_is_refused_and_closed(pki, config, serve, version, said):
+def test_a_connection_without_a_login_is_refused_and_closed(pki, config, serve, version, said, connect):
     with peer(pki, serve, version) as here, pytest.raises(AccessRefused, match=said) as refused:
-        open_connection(here.endpoint, config)
+        connect(here.endpoint, config)
     assert SECRET not in str(refused.value)
 
 
-def test_a_login_is_over_at_the_deadline_of_connecting(pki, config):
+@BOTH
+def test_a_unix_socket_needs_neither_tls_nor_a_login(config, connect, tmp_path):
+    path = str(tmp_path / "broker")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen()
+
+        def serve():
+            sock, _ = listening.accept()
+            with sock:
+                assert sock.recv(4096).startswith(b"version ")
+                sock.sendall(encode_result(200, FRAMES_MARK, 0))
+                while sock.recv(4096):
+                    pass
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        if (connection := connect(Endpoint(f"{UNIX}{path}", 0), config)) is not None:
+            connection.close()
+        serving.join(DEADLINE)
+        assert not serving.is_alive()
+
+
+@BOTH
+def test_a_login_is_over_at_the_deadline_of_connecting(pki, config, connect):
     stop = threading.Event()
     with peer(pki, lambda: lambda _: stop.wait(DEADLINE) and b"") as here:
         with pytest.raises(BrokerUnavailable, match="did not answer"):
-            open_connection(here.endpoint, config, 1.0)
+            connect(here.endpoint, replace(config, connect_timeout_seconds=1.0))
         stop.set()
 
 
@@ -198,6 +230,13 @@ def check_every_client(endpoint, config, why):
             producer.send_async("t", b"x").result(DEADLINE)
         with pytest.raises(AccessRefused, match=why):
             producer.transaction().send("t", b"x", timeout=DEADLINE)
+
+    async def send_on_loop() -> None:
+        async with aio.Producer(metadata=cluster, config=ProducerConfig(connection=config)) as producer:
+            await producer.send("t", b"x", timeout=DEADLINE)
+
+    with pytest.raises(AccessRefused, match=why):
+        asyncio.run(send_on_loop())
     reader = PartitionReader(where, T, "earliest", config=ConsumerConfig(connection=config))
     with closing(reader), pytest.raises(AccessRefused, match=why):
         reader.poll(timeout=DEADLINE)

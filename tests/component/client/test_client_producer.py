@@ -45,6 +45,12 @@ def two_brokers():
 
 
 @pytest.fixture
+def of_two(two_brokers):
+    with Producer(metadata=FakeCluster(two_brokers), config=FAST) as producer:
+        yield producer
+
+
+@pytest.fixture
 def single(broker):
     """A broker with one partition."""
     broker.topics["t"] = 1
@@ -114,7 +120,7 @@ def test_a_batch_is_one_request_over_frames(broker, framed):
 
 
 def test_an_empty_batch_sends_nothing(broker, producer):
-    assert producer.send_batch("t", []) == producer.send_batch_async("t", []).result(0) == []
+    assert producer.send_batch("t", []) == producer.send_batch_async("t", []).result(DEADLINE) == []
     assert broker.sends == 0
 
 
@@ -224,27 +230,24 @@ def test_a_try_that_the_deadline_cuts_short_does_not_hide_the_last_refusal(broke
         producer.send("t", b"", key="k", timeout=2.0)
 
 
-def test_when_a_broker_dies_its_messages_go_to_another(two_brokers):
+def test_when_a_broker_dies_its_messages_go_to_another(two_brokers, of_two):
     first, second = two_brokers
-    with Producer(metadata=FakeCluster(two_brokers), config=FAST) as producer:
-        producer.send("t", b"0")
-        producer.send("t", b"1")
-        first.stop()
-        for number in range(2, 30):
-            producer.send("t", b"%d" % number)
+    of_two.send("t", b"0")
+    of_two.send("t", b"1")
+    first.stop()
+    for number in range(2, 30):
+        of_two.send("t", b"%d" % number)
     assert {int(body) for body in everything(second)} >= set(range(2, 30))
 
 
-def test_no_acknowledged_message_is_lost_when_a_broker_dies_under_load(two_brokers):
+def test_no_acknowledged_message_is_lost_when_a_broker_dies_under_load(two_brokers, of_two):
     first, second = two_brokers
-    with Producer(metadata=FakeCluster(two_brokers), config=FAST) as producer:
-        futures = []
-        for number in range(2000):
-            futures.append(producer.send_async("t", b"%d" % number))
-            if number == 1000:
-                first.stop()
-        producer.flush(20)
-    assert [future.exception(0) for future in futures] == [None] * 2000
+    futures = []
+    for number in range(2000):
+        futures.append(of_two.send_async("t", b"%d" % number))
+        if number == 1000:
+            first.stop()
+    assert [future.exception(DEADLINE) for future in futures] == [None] * 2000
     assert {int(body) for body in everything(first, second)} == set(range(2000))
 
 
