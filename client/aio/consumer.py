@@ -119,7 +119,7 @@ class AsyncConsumer:
 
     # --- polling ----------------------------------------------------------------------------------------------------
 
-    async def poll(self, max_messages: int = 500, timeout: Duration = 1.0) -> list[Message]:
+    async def poll(self, timeout: Duration = 1.0, *, max_messages: int = 500) -> list[Message]:
         """Return the next messages: at least one if any comes within `timeout` seconds, otherwise []. The messages that
         earlier calls returned now count as consumed. The errors are those of Consumer.poll with threads.
 
@@ -135,7 +135,7 @@ class AsyncConsumer:
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Yield messages until close(). A message counts as consumed when the task requests the next one."""
         while not self._is_closed:
-            for message in await self.poll(1, 1.0):
+            for message in await self.poll(1.0, max_messages=1):
                 yield message
 
     # --- positions --------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ async def polled(consumer: Consumer, number: int, most: int = 500) -> list[int]:
     got: list[Message] = []
     async with asyncio.timeout(DEADLINE):
         while len(got) < number:
-            got += await consumer.poll(most)
+            got += await consumer.poll(max_messages=most)
     return [int(each.payload) for each in got]
 
 
