@@ -86,7 +86,7 @@ def test_ten_thousand_sends_at_once_share_requests_and_need_no_thread(broker, cl
             await producer.send("t", b"first")
             threads, sends = threading.active_count(), broker.sends
             results = await asyncio.gather(*(producer.send("t", b"%d" % each) for each in range(10_000)))
-            assert threading.active_count() == threads
+            assert threading.active_count() <= threads  # threads of earlier tests may end meanwhile
             assert len({each.message_id for each in results}) == 10_000
             assert broker.sends - sends < 1_000
 
