@@ -275,15 +275,16 @@ class _Handshake(asyncio.Protocol):
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._pieces: deque[bytes] = deque()
+        self.left: deque[bytes] = deque()
+        """The received bytes that `receive` has not returned yet."""
         self._waiter: asyncio.Future[None] | None = None
 
     def data_received(self, data: bytes) -> None:
-        self._pieces.append(data)
+        self.left.append(data)
         self._wake()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._pieces.append(b"")
+        self.left.append(b"")
         self._wake()
 
     def _wake(self) -> None:
@@ -292,10 +293,10 @@ class _Handshake(asyncio.Protocol):
 
     async def receive(self) -> bytes:
         """Return the next bytes, or b"" if the connection has ended."""
-        while not self._pieces:
+        while not self.left:
             self._waiter = self._loop.create_future()
             await self._waiter
-        return self._pieces.popleft()
+        return self.left.popleft()
 
 
 async def open_connection(
@@ -310,8 +311,8 @@ async def open_connection(
     and for the computation of a login.
 
     Raises BrokerUnavailable; NoListener if the broker has no listener of the wanted name. Raises AccessRefused if the
-    login is refused, and CannotConnect if TLS fails. Raises ConfigError if the files of
-    `config.tls` or the password of `config.user` cannot be used.
+    login is refused, and CannotConnect if TLS fails. Raises ConfigError if the files of `config.tls` or the password of
+    `config.user` cannot be used.
     """
     seconds = config.connect_timeout_seconds
     tls_config, user = protection(endpoint, config.tls, config.user)
@@ -380,6 +381,9 @@ async def open_connection(
     stream: ClientStream[Exchange] = ClientStream(str(endpoint), version, text=config.protocol == "text")
     connection = LoopConnection(transport, endpoint, stream, tls, config, loop, clock)
     transport.set_protocol(connection)
+    for data in handshake.left:  # such as TLS session tickets, which may come at any time
+        if data:
+            connection.data_received(data)
     if transport.is_closing():  # the handshake's protocol was told of the end
         connection.fail(BrokerUnavailable(f"{endpoint} closed the connection"))
     return connection

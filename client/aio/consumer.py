@@ -23,6 +23,7 @@ from ..fetching.core import Accept, ConsumerCore
 from ..fetching.cursor import Request
 from ..fetching.fetcher import EndpointOf
 from ..fetching.notices import OnPartitions
+from ..fetching.pauses import PlacesGiven
 from ..fetching.polling import Taken, checked_poll
 from ..fetching.tuning import CLOSE_SECONDS
 from ..questions.finding import FoundMessages
@@ -156,6 +157,18 @@ class AsyncConsumer:
         inner = self._opened()
         inner.acknowledge()
         return await asyncio.shield(self._on_thread(inner.commit_here))
+
+    def pause(self, places: PlacesGiven) -> None:
+        """Deliver no messages of these topics or partitions until `resume`; see Consumer.pause with threads."""
+        self._opened().pause(places)
+
+    def resume(self, places: PlacesGiven | None = None) -> None:
+        """Deliver messages of these topics or partitions again; with None, of all. Raises ConfigError."""
+        self._opened().resume(places)
+
+    def paused(self) -> list[TopicPartition]:
+        """Return the owned partitions that are paused, sorted."""
+        return self._opened().paused()
 
     async def seek(self, partition: TopicPartition, to: int | str | Place) -> None:
         """Continue reading a partition at another position; see Consumer.seek with threads."""

@@ -78,6 +78,23 @@ def test_a_group_goes_on_where_the_last_consumer_has_committed(cluster, sender, 
     asyncio.run(main())
 
 
+def test_a_paused_topic_is_not_delivered_until_it_is_resumed(cluster, sender, topic):
+    async def main() -> None:
+        async with consumer(cluster, topic) as paused:
+            await all_assigned(paused, 4)
+            paused.pause(topic)
+            assert paused.paused() == paused.assignment()
+            send(sender, topic, 10)
+            assert await paused.poll(timeout=0.2) == []
+            waiting = asyncio.create_task(polled(paused, 10))
+            await asyncio.sleep(0)
+            paused.resume()  # which wakes the waiting poll
+            assert sorted(await waiting) == list(range(10))
+            assert paused.paused() == []
+
+    asyncio.run(main())
+
+
 def test_a_loop_over_messages_consumes_what_its_body_has_finished(cluster, sender, topic):
     send(sender, topic, 20)
 
