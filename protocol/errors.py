@@ -87,6 +87,7 @@ __all__ = [
     "StoreError",
     "SyncFailed",
     "TlsFailed",
+    "TlsNotServed",
     "TlsRequired",
     "TooFewNodes",
     "TopicNotAccepted",
@@ -179,6 +180,10 @@ class RemoteProtocolError(ProtocolError):
 
     status = Status.BAD_REQUEST
     refresh_view = True
+
+
+class TlsNotServed(RemoteProtocolError):
+    """The peer has begun a TLS handshake on a port that does not speak TLS."""
 
 
 class ChecksumMismatch(ProtocolError):

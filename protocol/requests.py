@@ -8,12 +8,13 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from .errors import RemoteProtocolError
+from .errors import RemoteProtocolError, TlsNotServed
 from .frames import Frame, frame_bytes, parse_frame
 from .limits import MAX_LINE_BYTES
 from .put_run import MOST_PUTS, PutRun, parse_put_run
 from .sends import parse_common_send
 from .text import Put, Sync, TextCommand, TooLargePut, parse_command, parse_common_put
+from .tls_bytes import FIRST_BYTE
 
 __all__ = ["FRAME_COST", "RequestReader", "WireRequest", "one_by_one"]
 
@@ -245,6 +246,8 @@ class RequestReader:
         return end
 
     def _text(self, data: bytes, position: int, requests: list[WireRequest]) -> int:
+        if data[position] == FIRST_BYTE:
+            raise TlsNotServed("the client speaks TLS, and this port does not")
         line_end = data.find(b"\r\n", position, position + MAX_LINE_BYTES + 2)
         if line_end < 0:
             if len(data) - position > MAX_LINE_BYTES:

@@ -18,13 +18,7 @@ from .access import ANYBODY, Principal, is_user
 from .errors import TlsFailed
 from .record import Buffer
 
-__all__ = ["FIRST_BYTE", "TlsStream"]
-
-FIRST_BYTE = 0x16
-"""The first byte of a TLS connection: a handshake record (RFC 8446, 5.1). No text command and no frame begins with this
-byte. A text command begins with a letter. A frame begins with the high byte of its length, which is 0 because the
-length is below 16 MiB.
-"""
+__all__ = ["TlsStream"]
 
 _READ_BYTES = 16 << 10
 """Maximum number of bytes of plaintext that one TLS record can contain."""

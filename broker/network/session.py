@@ -40,13 +40,14 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from metaq.protocol.access import NO_USER, Principal, Quota
-from metaq.protocol.errors import AccessRefused, MetaqError, QuotaExceeded
+from metaq.protocol.errors import AccessRefused, MetaqError, QuotaExceeded, TlsNotServed
 from metaq.protocol.frames import Frame
 from metaq.protocol.put_run import PutRun
 from metaq.protocol.record import Buffer
 from metaq.protocol.requests import RequestReader, WireRequest
 from metaq.protocol.statuses import RequestCode
 from metaq.protocol.text import Quit, TransactionCommand, Version
+from metaq.protocol.tls_bytes import NO_TLS_ALERT
 
 from .. import tuning
 from ..access.control import AccessControl, Granted
@@ -939,6 +940,8 @@ class Session(Protocol):
         if self._reader.failure is not None and not self._queue:
             if not self._closing:
                 self._log_end(str(self._reader.failure))
+                if isinstance(self._reader.failure, TlsNotServed):
+                    self._transport.write(NO_TLS_ALERT)
             self.close()
         elif self._closing or (self._half_closed and not (self._queue or self._reader.more or self._parked)):
             self.close()

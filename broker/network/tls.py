@@ -25,7 +25,7 @@ from metaq.coordination.runtime.zookeeper_login import ZooKeeperLogin
 from metaq.protocol.access import ANYBODY, Principal
 from metaq.protocol.errors import ConfigError, MetaqError, RemoteProtocolError, TlsRequired
 from metaq.protocol.proxy_header import ProxyHeaderReader, ProxySource
-from metaq.protocol.tls import FIRST_BYTE
+from metaq.protocol.tls_bytes import FIRST_BYTE, NO_TLS_ALERT
 
 from ..configuration.listeners_ini import MAIN, MAIN_RULES, ListenerRules
 from ..configuration.security_ini import Plain, Security
@@ -41,8 +41,6 @@ __all__ = ["PROXY_HEADER_SECONDS", "CertificateState", "Certificates"]
 
 _log = logging.getLogger(__name__)
 
-_NO_TLS_ALERT = bytes((21, 3, 1, 0, 2, 2, 70))
-"""The TLS record with the fatal alert protocol_version (RFC 8446, 6.2)."""
 
 PROXY_HEADER_SECONDS = 10.0
 """If the PROXY protocol header of a proxy is not complete after this many seconds, the broker closes the connection."""
@@ -255,7 +253,7 @@ class _Secured(TlsConnection):
         if is_tls and rule == "none":
             self._say(f"the listener {self.rules.name} does not speak TLS")
             with suppress(OSError):  # so that the client knows that it need not try again
-                self.socket.send(_NO_TLS_ALERT)
+                self.socket.send(NO_TLS_ALERT)
             return False
         if is_tls:
             self._begin(self.certificates.context)

@@ -374,7 +374,8 @@ async def open_connection(
             raise BrokerUnavailable(no_connection(endpoint, seconds, error)) from error
         if isinstance(error, TimeoutError):
             raise BrokerUnavailable(f"{endpoint} did not answer as a metaq broker: {step}") from error
-        failure = opening_failure(endpoint, error, tls_config, answered=version is not None)
+        shaken = tls is not None and tls.established
+        failure = opening_failure(endpoint, error, tls_config, shaken=shaken, answered=version is not None)
         if failure is None:
             raise
         raise failure from error
@@ -432,4 +433,4 @@ async def _shake_hands(tls: TlsStream, transport: asyncio.Transport, handshake: 
             return
         data = await handshake.receive()
         if not data:
-            raise ConnectionResetError("it closed the connection in the TLS handshake: does this port speak TLS?")
+            raise ConnectionResetError("it closed the connection in the TLS handshake")

@@ -39,9 +39,9 @@ def tls_remedy(failed: TlsFailed, host: str, tls: TlsConfig) -> str:
             )
         if "protocol version" in said:
             return (
-                "this port serves no TLS 1.2 or newer: connect to a port with TLS, for example to a listener whose "
-                "section in the broker's security.ini has tls=required or optional (`listener` in [client] of the "
-                "profile)"
+                "this port does not speak TLS 1.2 or newer: start the broker with --security, name a port or listener "
+                "with TLS (`listener` in the section [client] of the profile), or leave out the section [tls] of the "
+                "profile"
             )
         return "the broker's log says why it refuses the connection"
     return (

@@ -64,7 +64,7 @@ class TlsSocket:
             except TimeoutError as error:
                 raise TimeoutError("no answer to the TLS handshake: does this port speak TLS?") from error
             if not data:
-                raise ConnectionResetError("it closed the connection in the TLS handshake: does this port speak TLS?")
+                raise ConnectionResetError("it closed the connection in the TLS handshake")
 
     @property
     def has_more(self) -> bool:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = [
     "TICK",
     "UNIX",
+    "Doubtful",
     "Endpoint",
     "NoListener",
     "Wire",
@@ -95,9 +96,15 @@ class Endpoint(NamedTuple):
         return f"meta://[{self.host}]:{self.port}" if ":" in self.host else f"meta://{self.host}:{self.port}"
 
 
-class NoListener(BrokerUnavailable):
+class Doubtful(BrokerUnavailable):
+    """A failure to connect that a wrong setting of this client causes, or a broker that is starting or stopping. The
+    pool takes it for a wrong setting if it lasts (DOUBT_SECONDS).
+    """
+
+
+class NoListener(Doubtful):
     """ZooKeeper shows no listener of the wanted name for the broker. A broker that registers writes its listeners a
-    moment after its own address, so the pool waits for a while before it takes this for a wrong setting.
+    moment after its own address.
     """
 
 
@@ -380,10 +387,11 @@ def protection(
 
 
 def opening_failure(
-    endpoint: Endpoint, error: BaseException, tls: TlsConfig | None, *, answered: bool
+    endpoint: Endpoint, error: BaseException, tls: TlsConfig | None, *, shaken: bool, answered: bool
 ) -> MetaqError | None:
     """Return the error to raise if a connected socket could not be made ready because of `error`, or None if `error`
-    itself is to be raised. tls: the settings that were used. answered: whether the broker has told its version.
+    itself is to be raised. tls: the settings that were used. shaken: whether the TLS handshake is complete. answered:
+    whether the broker has told its version.
     """
     if isinstance(error, AccessRefused) and not answered:
         return AccessRefused(f"{endpoint}: {error}")
@@ -391,6 +399,13 @@ def opening_failure(
     if tls is not None and isinstance(failed, TlsFailed):
         remedy = tls_remedy(failed, endpoint.host, tls)
         return CannotConnect(f"no connection to {endpoint}: {failed}: {remedy}")
+    if tls is not None and not shaken and isinstance(error, ConnectionError):
+        remedy = (
+            "it closed the connection in the TLS handshake: this port does not speak TLS, or the broker is stopping. "
+            "Start the broker with --security, name another port or listener, or leave out the section [tls] of the "
+            "profile"
+        )
+        return BrokerUnavailable(f"no connection to {endpoint}: {remedy}")
     if isinstance(error, OSError | RemoteProtocolError):
         return BrokerUnavailable(f"{endpoint} did not answer as a metaq broker: {error}")
     return None
@@ -419,9 +434,9 @@ def connect(
         if is_interrupt(error):
             raise
         raise BrokerUnavailable(no_connection(endpoint, seconds, error)) from error
+    asked: socket.socket | TlsSocket = sock
+    opening, version = Opening(), None
     try:
-        opening, version = Opening(), None
-        asked: socket.socket | TlsSocket = sock
         if context is not None:
             from .tls_socket import TlsSocket  # see load_modules
 
@@ -447,7 +462,9 @@ def connect(
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, tick)
     except BaseException as error:
         sock.close()
-        failure = None if is_interrupt(error) else opening_failure(endpoint, error, tls, answered=version is not None)
+        if is_interrupt(error):
+            raise
+        failure = opening_failure(endpoint, error, tls, shaken=asked is not sock, answered=version is not None)
         if failure is None:
             raise
         raise failure from error

@@ -26,7 +26,7 @@ from metaq import (
 from metaq.cli import authority
 from metaq.client.transport.connection import open_connection
 from metaq.client.transport.wire import Endpoint
-from metaq.protocol.errors import AccessRefused, BrokerUnavailable, CannotConnect
+from metaq.protocol.errors import AccessRefused, CannotConnect
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.replication_stream import Hello, encode_hello
 from metaq.protocol.statuses import RequestCode
@@ -254,7 +254,7 @@ def test_without_tls_this_machine_is_served_and_plain_brokers_are_told_apart(tmp
     words = ("-m", "metaq", "broker", "-f")
     with (
         ForkedBroker(directory, server_ini(directory / "data", {"t": ""}), module=words) as broker,
-        pytest.raises(BrokerUnavailable, match="does this port speak TLS"),
+        pytest.raises(CannotConnect, match="start the broker with --security"),
     ):
         open_connection(Endpoint("127.0.0.1", broker.port), app(pki)).close()
 

@@ -20,7 +20,11 @@ REFUSED = "its certificate is refused: "
         ("sslv3 alert certificate expired", False, "tls.certificate=client.pem: renew it"),
         ("tlsv1 alert unknown ca", False, "tls.certificate=client.pem: the broker refuses it, and its log says why"),
         ("tlsv13 alert certificate required", False, "tls.certificate=client.pem: the broker refuses it"),
-        ("tlsv1 alert protocol version", False, "this port serves no TLS 1.2 or newer"),
+        (
+            "tlsv1 alert protocol version",
+            False,
+            "this port does not speak TLS 1.2 or newer: start the broker with --security",
+        ),
         ("wrong version number", False, "this port does not speak TLS: start the broker with --security"),
     ],
 )

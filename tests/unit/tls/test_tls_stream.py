@@ -11,7 +11,9 @@ from metaq.client.settings.tls_config import TlsConfig
 from metaq.coordination.runtime.certificates import CertificateFiles, ClientCertificates
 from metaq.protocol.errors import TlsFailed
 from metaq.protocol.limits import MAX_FRAME_BYTES
-from metaq.protocol.tls import FIRST_BYTE, TlsStream
+from metaq.protocol.tls import TlsStream
+from metaq.protocol.tls_bytes import FIRST_BYTE
+from tests.unit.broker.harness import Harness
 
 
 def server_context(pki: Path, client_certificates: ClientCertificates = "none") -> ssl.SSLContext:
@@ -158,3 +160,19 @@ def test_a_short_read_that_completes_a_long_record_gives_all_of_it(pki):
     assert server.read() == b""
     server.receive(data[-10:])
     assert server.read() == b"x" * 16_000
+
+
+@pytest.mark.parametrize("size", [1, 10_000], ids=["in pieces", "at once"])
+def test_a_broker_without_tls_says_so_to_a_client_with_it(pki, tmp_path, size):
+    """Otherwise the client could not tell this from a broker that restarts, and would try again for long."""
+    client, _ = pair(pki)
+    client.receive(b"")
+    harness, hello = Harness(tmp_path), client.take()
+    peer = harness.connect()
+    for start in range(0, len(hello), size):
+        if not peer.transport.disconnecting:
+            peer.send(hello[start : start + size])
+    assert peer.transport.disconnecting
+    with pytest.raises(TlsFailed, match="alert protocol version"):
+        client.receive(peer.received())
+    harness.close()
