@@ -106,7 +106,7 @@ def leased(consumer: SharedConsumer, count: int) -> list[SharedMessage]:
     messages: list[SharedMessage] = []
 
     def all_came() -> bool:
-        messages.extend(consumer.poll(0.2, count - len(messages)))
+        messages.extend(consumer.poll(0.2, max_messages=count - len(messages)))
         return len(messages) == count
 
     eventually(all_came, what=f"{count} messages")
