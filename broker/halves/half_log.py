@@ -60,8 +60,8 @@ class HalfLog(DelayedLog):
     """
 
     def __init__(self, log: PartitionLog, places: Shares, owners: Owners) -> None:
-        """places: counts how many half messages of each client address wait. owners: counts the bytes of those of each
-        user.
+        """places: counts how many half messages of each client address wait. owners: counts how many bytes of
+        waiting half messages each user has sent.
         """
         self.senders = Senders(places)
         self.asked = WaitingTable()

@@ -60,7 +60,7 @@ _FEW_USERS = 1_000
 
 
 class _User:
-    """What one user has used of his rates. limits: the rates, with `inf` where he has none. left: how much is in the
+    """The buckets of one user. limits: the user's rates; `inf` where the user has no rate. left: how much is in the
     bucket of each rate. filled_at: when the buckets were filled last, in seconds of the reactor's clock. in_debt:
     whether the user was in debt then, and free_at until when. cause: the index of the rate with the largest debt.
     waiting: the connections that wait, in the order in which they are resumed, with the functions that resume them.

@@ -59,7 +59,7 @@ class OffsetAdmin:
         """Return the committed offsets of all groups. No broker is asked, so no lag is known.
 
         group, topic, partitions: only the offsets of this group, of this topic, and in these partitions (by names such
-        as "0-3"). Raises ClientError for an unknown group, and for a topic of which no offset is stored.
+        as "0-3"). Raises ClientError for an unknown group, and for a topic without stored offsets.
         """
         cluster = self._cluster
         if group is not None:

@@ -28,7 +28,8 @@ from metaq.protocol.record import Buffer
 
 from ..runtime.waiting import Exchange, OnBegun, OnDone, Waiter
 from ..settings.config import ConnectionConfig
-from ..transport.channel import Build
+from ..transport.channel import Build, KnownBroker
+from ..transport.tls_remedies import NO_HANDSHAKE
 from ..transport.wire import TICK, UNIX, Endpoint, no_connection, opening_failure, protection
 from .loop import on_loop
 
@@ -43,13 +44,12 @@ _JUST_NOW_SECONDS = 0.001
 """If data arrived at most this number of seconds ago, a send does not check whether the broker has closed the
 connection, because the check is a system call.
 """
-_NO_TLS = "no answer to the TLS handshake: does this port speak TLS?"
 
 OnThread = Callable[[Callable[[], object]], Awaitable[object]]
 """The type of BlockingThread.run."""
 
 
-class LoopConnection(asyncio.Protocol):
+class LoopConnection(KnownBroker, asyncio.Protocol):
     """An open connection to a broker; transport/connection.py describes the attributes that both clients have. Only the
     event loop's thread uses it.
 
@@ -66,18 +66,7 @@ class LoopConnection(asyncio.Protocol):
         loop: asyncio.AbstractEventLoop,
         clock: Callable[[], float],
     ) -> None:
-        self.endpoint = endpoint
-        self.peer_version = stream.peer_version
-        self.speaks_frames = stream.speaks_frames
-        self.takes_many = stream.takes_many
-        self.takes_sequences = stream.takes_sequences
-        self.takes_delays = stream.takes_delays
-        self.knows_compressed = stream.knows_compressed
-        self.takes_where = stream.takes_where
-        self.takes_shared = stream.takes_shared
-        self.takes_halves = stream.takes_halves
-        self.half_check_seconds = stream.half_check_seconds
-        self.new_opaque = stream.new_opaque
+        super().__init__(endpoint, stream)
         self.expects_bulk = False
         self.failure: MetaqError | None = None
         self.on_closed: Callable[[LoopConnection], None] | None = None
@@ -349,7 +338,7 @@ async def open_connection(
             if context is not None:
                 from metaq.protocol.tls import TlsStream
 
-                step = _NO_TLS
+                step = NO_HANDSHAKE
                 tls = TlsStream(context, str(endpoint), server_hostname=endpoint.host)
                 await _shake_hands(tls, transport, handshake)
             step = "no answer to `version`"

@@ -33,7 +33,7 @@ from metaq.protocol.record import Buffer
 
 from ..runtime.waiting import Exchange, OnBegun, OnDone, Waiter
 from ..settings.config import ConnectionConfig
-from .channel import Build
+from .channel import Build, KnownBroker
 from .reading_role import HANDLER_FAILED, ReadingRole
 from .wire import TICK, Endpoint, Wire, connect
 
@@ -76,17 +76,10 @@ class Call(Waiter):
         self.finish()
 
 
-class Connection:
+class Connection(KnownBroker):
     """An open connection to a broker. reading_role.py decides which thread reads from it. Any thread may call the
     methods.
 
-    speaks_frames: true if both sides agreed on the framed protocol; otherwise only text commands may be sent. The
-    attributes that begin with takes_ and knows_ are true if the broker supports the following: takes_many: SEND_MANY.
-    takes_sequences: sequence numbers of a producer's sends. takes_delays: delayed messages. takes_halves: half
-    messages. knows_compressed: compressed messages, in both protocols. takes_where: pulls filtered by content.
-    takes_shared: requests of shared consumers. half_check_seconds: if a half message states no time for the first
-        check-back, the broker first asks for its outcome this number of seconds after its arrival; None if the broker
-        does not report this number.
     expects_bulk: true if large answers are expected. Each answer is then received into a buffer of its own size, which
     costs a second system call for a small answer. The code that pulls messages sets expects_bulk.
     """
@@ -99,19 +92,7 @@ class Connection:
         config: ConnectionConfig,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.endpoint = endpoint
-        self.peer_version = stream.peer_version
-        self.speaks_frames = stream.speaks_frames
-        self.takes_many = stream.takes_many
-        self.takes_sequences = stream.takes_sequences
-        self.takes_delays = stream.takes_delays
-        self.knows_compressed = stream.knows_compressed
-        self.takes_where = stream.takes_where
-        self.takes_shared = stream.takes_shared
-        self.takes_halves = stream.takes_halves
-        self.half_check_seconds = stream.half_check_seconds
-        self.new_opaque = stream.new_opaque
-        """A function that returns an unused opaque number for a new Exchange."""
+        super().__init__(endpoint, stream)
         self.expects_bulk = False
         self.on_closed: Callable[[Connection], None] | None = None
         self._stream = stream

@@ -34,7 +34,7 @@ from metaq.protocol.errors import (
 
 from ..settings.config import ConnectionConfig
 from .redirects import Redirects
-from .wire import Doubtful, Endpoint
+from .wire import Endpoint, NoListener
 
 __all__ = ["Due", "Link", "PoolCore", "proves_nothing"]
 
@@ -47,9 +47,9 @@ broker as unreachable. If an attempt with a shorter limit times out, the client 
 unreachable, because a later attempt with more time can succeed.
 """
 
-DOUBT_SECONDS = 2.0
-"""If attempts to connect fail for this number of seconds with errors of the class Doubtful, the client takes this for a
-wrong setting. Before that, the broker may be starting or stopping, and requests are repeated.
+LISTENER_SECONDS = 2.0
+"""If ZooKeeper still shows no listener of the wanted name for a broker after this number of seconds, the setting is
+wrong. Before that, the broker may be registering, and requests are repeated.
 """
 
 LAST_ANSWERS_SECONDS = 0.2
@@ -77,7 +77,7 @@ class Link(Generic[C]):
         self.connection: C | None = None
         self.cause = ""
         self.refusal: type[AccessRefused] | None = None
-        self.in_doubt_since = math.inf  # monotonic seconds of the first of the last Doubtful errors in a row
+        self.lacks_listener_since = math.inf  # monotonic seconds of the first of the last NoListeners in a row
         self.retry_at = 0.0
         self.ends_at = math.inf
 
@@ -158,7 +158,7 @@ class PoolCore(Generic[L]):
         """
         if not self._is_wanted(link):
             return False
-        link.connection, link.cause, link.refusal, link.in_doubt_since = connection, "", None, math.inf
+        link.connection, link.cause, link.refusal, link.lacks_listener_since = connection, "", None, math.inf
         link.backoff.reset()
         self.down -= {link.endpoint}
         return True
@@ -169,7 +169,7 @@ class PoolCore(Generic[L]):
         connect again at the link's `retry_at`. Return False if the end of this connection was recorded by an earlier
         call, or if the link was removed.
 
-        If somebody must change a setting first (AccessRefused, or Doubtful for DOUBT_SECONDS), the next attempt
+        If somebody must change a setting first (AccessRefused, or NoListener for LISTENER_SECONDS), the next attempt
         comes only after reconnect_max_seconds.
         """
         if not self._is_wanted(link):
@@ -177,8 +177,8 @@ class PoolCore(Generic[L]):
         if connection is not None and (link.cause or connection is not link.connection):
             return False  # already known, or there is a newer connection
         link.cause = str(error)
-        link.in_doubt_since = min(link.in_doubt_since, now) if isinstance(error, Doubtful) else math.inf
-        if now - link.in_doubt_since >= DOUBT_SECONDS:
+        link.lacks_listener_since = min(link.lacks_listener_since, now) if isinstance(error, NoListener) else math.inf
+        if now - link.lacks_listener_since >= LISTENER_SECONDS:
             link.refusal = CannotConnect
         else:
             link.refusal = type(error) if isinstance(error, AccessRefused) else None

@@ -8,7 +8,10 @@ from metaq.protocol.errors import TlsFailed
 
 from ..settings.tls_config import TlsConfig
 
-__all__ = ["tls_remedy"]
+__all__ = ["NO_HANDSHAKE", "tls_remedy"]
+
+NO_HANDSHAKE = "no answer to the TLS handshake: does this port speak TLS?"
+"""The error of a broker that does not answer in time."""
 
 
 def tls_remedy(failed: TlsFailed, host: str, tls: TlsConfig) -> str:

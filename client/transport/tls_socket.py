@@ -11,6 +11,8 @@ from metaq.protocol.errors import TlsFailed
 from metaq.protocol.record import Buffer
 from metaq.protocol.tls import TlsStream
 
+from .tls_remedies import NO_HANDSHAKE
+
 __all__ = ["TlsSocket"]
 
 _CHUNK_BYTES = 64 << 10
@@ -62,7 +64,7 @@ class TlsSocket:
             try:
                 data = self._sock.recv(_RECEIVE_BYTES)
             except TimeoutError as error:
-                raise TimeoutError("no answer to the TLS handshake: does this port speak TLS?") from error
+                raise TimeoutError(NO_HANDSHAKE) from error
             if not data:
                 raise ConnectionResetError("it closed the connection in the TLS handshake")
 

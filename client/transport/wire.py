@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 __all__ = [
     "TICK",
     "UNIX",
-    "Doubtful",
     "Endpoint",
     "NoListener",
     "Wire",
@@ -96,15 +95,9 @@ class Endpoint(NamedTuple):
         return f"meta://[{self.host}]:{self.port}" if ":" in self.host else f"meta://{self.host}:{self.port}"
 
 
-class Doubtful(BrokerUnavailable):
-    """A failure to connect that a wrong setting of this client causes, or a broker that is starting or stopping. The
-    pool takes it for a wrong setting if it lasts (DOUBT_SECONDS).
-    """
-
-
-class NoListener(Doubtful):
+class NoListener(BrokerUnavailable):
     """ZooKeeper shows no listener of the wanted name for the broker. A broker that registers writes its listeners a
-    moment after its own address.
+    moment after its own address, so the pool takes this for a wrong setting only if it lasts (LISTENER_SECONDS).
     """
 
 

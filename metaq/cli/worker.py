@@ -238,31 +238,18 @@ def _work(task: WorkerTask, health: Address | None) -> int:
 def _consumer(task: WorkerTask, deserializer: Any) -> Consumer | SharedConsumer:
     from metaq import Consumer, ConsumerConfig, SharedConfig, SharedConsumer  # imports kazoo
 
-    where = None if task.where is None else task.where.text
-    tags = task.tags or None
+    seconds: dict[str, Any] = {"start_timeout_seconds": zk_timeout(), "stop_seconds": task.stop_seconds}
+    options: dict[str, Any] = {
+        "group": task.group,
+        "topics": task.topics,
+        "start": task.start,
+        "tags": task.tags or None,
+        "where": None if task.where is None else task.where.text,
+        "deserializer": deserializer,
+    }
     if task.shared:
-        shared = SharedConfig(start_timeout_seconds=zk_timeout(), stop_seconds=task.stop_seconds)
-        return SharedConsumer(
-            task.zk,
-            group=task.group,
-            topics=task.topics,
-            start=task.start,
-            tags=tags,
-            where=where,
-            deserializer=deserializer,
-            config=shared,
-        )
-    config = ConsumerConfig(start_timeout_seconds=zk_timeout(), stop_seconds=task.stop_seconds)
-    return Consumer(
-        task.zk,
-        group=task.group,
-        topics=task.topics,
-        start=task.start,
-        tags=tags,
-        where=where,
-        deserializer=deserializer,
-        config=config,
-    )
+        return SharedConsumer(task.zk, config=SharedConfig(**seconds), **options)
+    return Consumer(task.zk, config=ConsumerConfig(**seconds), **options)
 
 
 def _run(consumer: Consumer | SharedConsumer, task: WorkerTask, handler: Callable[[Any], object]) -> None:

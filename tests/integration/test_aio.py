@@ -18,7 +18,7 @@ CONFIG = ConsumerConfig(session_timeout_seconds=SESSION_SECONDS, auto_commit_sec
 
 
 class Load:
-    """Tasks that send numbered messages, some of which are cancelled, and a group of one that reads them."""
+    """Tasks send numbered messages, some tasks are cancelled meanwhile, and the only member of a group reads them."""
 
     def __init__(self, connect: str) -> None:
         self.acknowledged: set[bytes] = set()

@@ -268,7 +268,7 @@ def test_bytes_of_waiting_messages(lives, quota, message, cancel):
 
 @given(st.lists(st.tuples(st.sampled_from(["app", "other", NO_USER]), st.integers(1, 1 << 27), st.booleans())))
 def test_bytes_of_waiting_messages_are_given_back_to_whoever_has_sent_them(steps):
-    """Each step sends two messages, or ends up to three of those that wait and one that does not."""
+    """Each step either sends two messages, or ends up to three waiting messages and one that does not wait."""
     quotas = UserQuotas()
     owners = Owners(quotas, Quota.DELAYED_BYTES)
     waiting: dict[int, tuple[str, int]] = {}

@@ -4,7 +4,7 @@ import pytest
 
 from metaq.client.settings.config import ConnectionConfig
 from metaq.client.transport.connection import Endpoint
-from metaq.client.transport.core import DOUBT_SECONDS, LAST_ANSWERS_SECONDS, Due, Link, PoolCore, proves_nothing
+from metaq.client.transport.core import LAST_ANSWERS_SECONDS, LISTENER_SECONDS, Due, Link, PoolCore, proves_nothing
 from metaq.client.transport.wire import NoListener
 from metaq.protocol.errors import (
     AccessRefused,
@@ -71,7 +71,7 @@ def test_a_broker_that_refuses_the_login_is_tried_seldom_and_its_refusal_is_told
 def test_a_broker_that_still_lacks_the_listener_after_a_while_has_none(pool):
     """A broker that registers writes its listeners a moment after its own address."""
     link = pool.link(A, 0.0)
-    for now, kind in ((1.0, BrokerUnavailable), (2.9, BrokerUnavailable), (1.0 + DOUBT_SECONDS, CannotConnect)):
+    for now, kind in ((1.0, BrokerUnavailable), (2.9, BrokerUnavailable), (1.0 + LISTENER_SECONDS, CannotConnect)):
         pool.failed(link, NoListener("listener=a: no such listener"), now)
         told = pool.why_down(link)
         assert (type(told), told.retriable) == (kind, kind is BrokerUnavailable)
