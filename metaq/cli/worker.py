@@ -195,13 +195,14 @@ def worker(
 
 
 def _supervise(task: WorkerTask, count: int, health: Address | None, reload: bool) -> int:
+    directory = os.getcwd()  # the module may change it
     _load(task.handler)  # a handler that cannot be imported is told once
-    workers = Processes(sys.argv[1:], count, task.stop_seconds)
+    workers = Processes(sys.argv[1:], count, task.stop_seconds, directory)
     with ExitStack() as stack:
         stop = stack.enter_context(stop_signal())
         if health is not None:
             stack.enter_context(health_server(health, workers.health))
-        code = workers.run(stop, os.getcwd() if reload else None)
+        code = workers.run(stop, directory if reload else None)
     if stop.interrupted:
         raise KeyboardInterrupt
     return code

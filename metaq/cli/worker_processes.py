@@ -49,12 +49,16 @@ class Processes:
         arguments: Sequence[str],
         count: int,
         stop_seconds: float,
+        directory: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """arguments: those of this program, without its name. stop_seconds: the option --stop-timeout."""
+        """arguments: those of this program, without its name. stop_seconds: the option --stop-timeout.
+        directory: where the processes start.
+        """
         own = ("--processes", "1", "--child-of", str(os.getpid()))
         self._command = [sys.executable, "-m", "metaq", *_without_parents(arguments), *own]
         self._stop_seconds = stop_seconds
+        self._directory = directory
         self._clock = clock
         self._places = [_Place(Backoff(*_PAUSES)) for _ in range(count)]
         self._starts = 0
@@ -107,7 +111,9 @@ class Processes:
                 _log.error("the worker process %d %s: another starts in %.1f s", pid, how, pause)
             if place.process is None and now >= place.again_at:
                 # a session of its own: Ctrl-C on the terminal reaches this process alone, which stops the others
-                place.process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, start_new_session=True)
+                place.process = subprocess.Popen(
+                    self._command, cwd=self._directory, stdin=subprocess.DEVNULL, start_new_session=True
+                )
                 place.begun = now
                 self._starts += 1
         return wrong

@@ -28,12 +28,14 @@ COMMANDS = re.findall(r"^metaq (worker .*)$", PAGE, re.MULTILINE)
 TOPICS = {"orders": 2}
 FAILING = """
 import os, pathlib, time
+HERE = pathlib.Path.cwd()
+os.chdir("/")  # the next process starts in the former directory nevertheless
 def handle(message):
     text = message.payload.decode()
     if text == "bad":
         raise ValueError("no")
     if text == "slow":
-        pathlib.Path("slow").touch()
+        (HERE / "slow").touch()
         time.sleep(1)
     print(f"{os.getpid()} {text}", flush=True)
 """

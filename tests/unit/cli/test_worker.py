@@ -80,7 +80,7 @@ def test_coroutine_functions_run_on_one_loop_and_raise_to_the_caller():
 )
 def test_a_child_does_not_serve_health_nor_look_at_files(given, left):
     assert list(_without_parents(given)) == left
-    command = Processes(given, 2, 10.0)._command
+    command = Processes(given, 2, 10.0, "/")._command
     assert command[:3] == [sys.executable, "-m", "metaq"]
     assert command[3:-4] == left
     assert command[-4:-1] == ["--processes", "1", "--child-of"]
